@@ -1,0 +1,83 @@
+"""Files that appear whole: written beside their place, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+CRC_CHUNK_BYTES = 8 * 2**20
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def fsync_file(path: Path) -> None:
+    """Push a file's bytes to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def fsync_directory(path: Path) -> None:
+    """Push a directory's entries (names, renames, removals) to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace `path` by a file with this content; a reader sees the old file or the new one, never a part."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to; it takes the place of `path` if the block ends well and is removed if it does not.
+
+    The file is flushed to the disk before the rename, and the rename before this returns.
+    """
+    # The process id keeps two writers of one file apart; the dot keeps listings clean.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        fsync_file(partial)
+        partial.replace(path)
+        fsync_directory(path.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def crc32_of(path: Path) -> int:
+    """CRC-32 (as zlib and zip compute it) of a file's content, read in bounded pieces."""
+    crc = 0
+    buffer = bytearray(CRC_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(view[:count], crc)
+    return crc
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two names atomically (Linux `renameat2` with `RENAME_EXCHANGE`).
+
+    Returns False where the file system or the C library cannot do it, with nothing changed.
+    """
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    status = renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    if status == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), os.fspath(first), None, os.fspath(second))

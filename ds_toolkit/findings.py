@@ -1,0 +1,45 @@
+"""The one noun for whatever the toolkit has to say about a config, an env file, a checkpoint or a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Severity(str, Enum):
+    """How bad a finding is; only an `ERROR` makes the thing that was looked at unusable."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a finding points: a file, and inside it a JSON pointer and a position (both counted from 1)."""
+
+    file: str | None = None
+    pointer: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return " ".join(part for part in (place, self.pointer) if part)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: a permanent code, how bad it is, where, what, and how to mend it."""
+
+    code: str
+    severity: Severity
+    message: str
+    where: Where = field(default_factory=Where)
+    fix: str | None = None
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether any of them is an error."""
+    return any(finding.severity is Severity.ERROR for finding in findings)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from ds_toolkit import files
+from ds_toolkit.files import crc32_of, exchange, whole_file, write_whole
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    path.write_text("old")
+    with whole_file(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_writer_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with whole_file(path) as partial:
+            partial.write_text("ha")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real_replace = Path.replace
+    monkeypatch.setattr(files, "fsync_file", lambda path: order.append(f"fsync {path.suffix}"))
+    monkeypatch.setattr(files, "fsync_directory", lambda path: order.append("fsync folder"))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("rename"), real_replace(self, to))[1])
+    write_whole(tmp_path / "file", b"data")
+    assert order == ["fsync .partial", "rename", "fsync folder"]
+
+
+def test_the_crc_is_zlibs_over_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CRC_CHUNK_BYTES", 7)
+    content = bytes(range(256))
+    (tmp_path / "file").write_bytes(content)
+    assert crc32_of(tmp_path / "file") == zlib.crc32(content)
+
+
+def test_two_folders_swap_their_names(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if exchange(tmp_path / "one", tmp_path / "two"):
+        assert (tmp_path / "one" / "two").exists()
+        assert (tmp_path / "two" / "one").exists()
+    else:
+        assert (tmp_path / "one" / "one").exists()
+
+
+def test_a_swap_with_nothing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "one", tmp_path / "two")
