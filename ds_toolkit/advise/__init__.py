@@ -1,0 +1,1 @@
+"""What to run: configurations that fit the model, the machine and the person's wishes."""

@@ -1,0 +1,112 @@
+"""What a person said about a run, completed with what this machine has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ds_toolkit.env.fabric import Host
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.plan.job import Cluster, Job, Model, Precision
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The wishes for a run; None is for the toolkit to find out.
+
+    Attributes:
+        num_parameters: of the model.
+        gpus_per_node: ranks a node; on a machine without GPUs, processes a node.
+        gpu_memory_bytes: of one GPU; given, it says that the run is for GPUs, wherever this is asked.
+        host_memory_bytes: of one node.
+        global_batch_size: samples of one optimizer step.
+        micro_batch_size: samples of one forward pass on one rank.
+        sequence_length: tokens of one sample.
+        stage: the ZeRO stage.
+    """
+
+    num_parameters: int
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    gpu_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    precision: Precision | None = None
+    global_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    sequence_length: int | None = None
+    stage: int | None = None
+
+
+def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
+    """The job that the answers and this machine make together, and a line for each thing that was filled in.
+
+    Raises:
+        ToolkitError: a number below 1, or batch sizes that do not multiply.
+    """
+    reasons: list[str] = []
+    cluster = _cluster(answers, host, reasons)
+    precision = answers.precision
+    if precision is None:
+        precision = Precision.BF16 if cluster.has_gpus else Precision.FP32
+        why = "the range of fp32, no loss scaling" if cluster.has_gpus else "the CPU works in fp32 fastest"
+        reasons.append(f"precision {precision.value}: {why}")
+    elif precision is Precision.FP16 and not cluster.has_gpus:
+        reasons.append("precision fp16: few CPUs can; DeepSpeed refuses to start on the others")
+    sequence_length = answers.sequence_length
+    if sequence_length is None:
+        sequence_length = DEFAULT_SEQUENCE_LENGTH
+        reasons.append(f"sequence length {sequence_length} is assumed, for activations")
+    micro_batch_size = answers.micro_batch_size
+    if micro_batch_size is None:
+        micro_batch_size = 1
+        reasons.append("micro batch 1: the least memory; raise it while there is room")
+    accumulation_steps = _accumulation_steps(answers.global_batch_size, micro_batch_size, cluster)
+    model = Model.from_count(answers.num_parameters)
+    reasons.insert(0, model.rationale)
+    job = Job(model, cluster, precision, micro_batch_size, accumulation_steps, sequence_length)
+    reasons.append(
+        f"global batch {job.global_batch_size} = micro batch {micro_batch_size}"
+        f" x accumulation {accumulation_steps} x {cluster.world_size} ranks"
+    )
+    return job, reasons
+
+
+def _cluster(answers: Answers, host: Host, reasons: list[str]) -> Cluster:
+    device_memory_bytes = answers.gpu_memory_bytes
+    if device_memory_bytes is None and host.gpus:
+        # The smallest one decides, since all ranks hold the same share.
+        device_memory_bytes = min(gpu.memory_bytes for gpu in host.gpus)
+        reasons.append(f"GPUs as found here: {len(host.gpus)} x {host.gpus[0].name}")
+    ranks_per_node = answers.gpus_per_node
+    if ranks_per_node is None:
+        if host.gpus:
+            ranks_per_node = len(host.gpus)
+        elif device_memory_bytes is None:
+            ranks_per_node = host.num_cpus
+            reasons.append(f"{ranks_per_node} ranks a node: as many as processors here")
+        else:
+            raise ToolkitError(
+                "the number of GPUs a node is not known",
+                why="this machine has none",
+                fix="give --gpus-per-node",
+            )
+    if device_memory_bytes is None:
+        reasons.append("no GPU here, so the CPU does the work; --gpu-memory 80GB plans for GPUs elsewhere")
+    return Cluster(
+        answers.num_nodes, ranks_per_node, device_memory_bytes, answers.host_memory_bytes or host.memory_bytes
+    )
+
+
+def _accumulation_steps(global_batch_size: int | None, micro_batch_size: int, cluster: Cluster) -> int:
+    if global_batch_size is None or micro_batch_size < 1:
+        return 1
+    one_pass = micro_batch_size * cluster.world_size
+    if global_batch_size % one_pass or global_batch_size < 1:
+        below = max(1, global_batch_size // one_pass) * one_pass
+        raise ToolkitError(
+            f"the global batch {global_batch_size} cannot be divided",
+            why=f"one pass is {one_pass}: micro batch {micro_batch_size} x {cluster.world_size} ranks",
+            fix=f"give --global-batch-size {below} or {below + one_pass}, or another --micro-batch-size",
+        )
+    return global_batch_size // one_pass

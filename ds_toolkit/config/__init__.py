@@ -1,0 +1,1 @@
+"""What a ds_config may say, and whether one means what it says."""

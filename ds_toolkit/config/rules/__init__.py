@@ -1,0 +1,8 @@
+"""The rules for a ds_config, one module a family; importing the package registers them all."""
+
+from __future__ import annotations
+
+from ds_toolkit.config.rules import batch, keys, offload, precision, toolkit, zero
+from ds_toolkit.config.rules.registry import RULES
+
+__all__ = ["RULES", "batch", "keys", "offload", "precision", "toolkit", "zero"]

@@ -1,0 +1,1 @@
+"""What the launcher reads beside the configuration, and what a host has."""

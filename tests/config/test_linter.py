@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from ds_toolkit.config.linter import lint
+from ds_toolkit.config.reader import read_config_text
+
+BATCH = {"train_micro_batch_size_per_gpu": 1}
+
+
+def codes(config: dict[str, object], world_size: int | None = None) -> list[tuple[str, str | None]]:
+    return [(finding.code, finding.where.pointer) for finding in lint(config, world_size=world_size)]
+
+
+def test_findings_of_a_text_come_in_its_order_with_line_and_column() -> None:
+    text = '{\n "zero_optimisation": {},\n "mine": 1,\n "gradient_cliping": 0.5,\n "train_batch_size": 8\n}'
+    found = [(finding.code, str(finding.where)) for finding in lint(read_config_text(text, "c.json"))]
+    assert found == [
+        ("DS001", "c.json:2:2 /zero_optimisation"),
+        ("DS002", "c.json:3:2 /mine"),
+        ("DS001", "c.json:4:2 /gradient_cliping"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("zero_optimisation", "zero_optimization"),
+        ("gradient_cliping", "gradient_clipping"),
+        ("bf_16", "bf16"),
+        ("FP16", "fp16"),
+        ("train_batch_size ", "train_batch_size"),
+        ("train-micro-batch-size-per-gpu", "train_micro_batch_size_per_gpu"),
+    ],
+)
+def test_a_slip_of_the_pen_is_an_error_that_names_the_real_key(key: str, meant: str) -> None:
+    (finding,) = lint({**BATCH, key: {}})
+    assert finding.code == "DS001"
+    assert finding.fix == f"did you mean `{meant}`?"
+
+
+@pytest.mark.parametrize("key", ["$schema", "_comment", "x-owner", "ds_toolkit"])
+def test_what_is_nobodys_business_is_left_alone(key: str) -> None:
+    assert codes({**BATCH, key: {}}) == []
+
+
+def test_a_zero_key_of_the_top_level_is_named_inside_zero() -> None:
+    (finding,) = lint({**BATCH, "zero_optimization": {"stage": 3, "aio": {}}})
+    assert (finding.code, finding.where.pointer) == ("DS004", "/zero_optimization/aio")
+    assert finding.fix == "`aio` belongs at the top level"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world_size", "fires"),
+    [
+        ((256, 2, 16), 8, False),
+        ((256, 2, 18), 7, True),
+        ((256, 2, None), 8, False),
+        ((256, None, 3), 8, True),
+        ((8, None, None), 3, True),
+        ((10, 4, None), None, True),
+        ((12, 4, None), None, False),
+        ((12, 4, 2), None, True),
+        ((None, 4, 2), 7, False),
+    ],
+)
+def test_batch_sizes_must_multiply(
+    sizes: tuple[int | None, ...], world_size: int | None, fires: bool
+) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    config: dict[str, object] = {key: size for key, size in zip(keys, sizes, strict=True) if size is not None}
+    assert codes(config, world_size) == ([("DS102", "/train_batch_size")] if fires else [])
+
+
+def test_the_nearest_batch_sizes_that_work_are_named() -> None:
+    (finding,) = lint({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})
+    assert finding.fix == "set it to 8 or 12, or leave it out"
+    (finding,) = lint({"train_batch_size": 2, "train_micro_batch_size_per_gpu": 4}, world_size=3)
+    assert finding.fix == "set it to 12 or 24, or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, []),
+        ({"offload_optimizer": {"device": "cpu"}}, ["DS401"]),
+        ({"stage": "2", "offload_param": {"device": "nvme"}}, ["DS401"]),
+        ({"stage": 2, "offload_param": {"device": "none"}}, []),
+        ({"stage": 4}, ["DS201"]),
+        ({"stage": None}, ["DS201"]),
+        (True, []),
+        (None, []),
+    ],
+)
+def test_stages_and_offloading(zero: object, expected: list[str]) -> None:
+    assert [code for code, _ in codes({**BATCH, "zero_optimization": zero})] == expected
+
+
+def test_enabled_is_read_as_deepspeed_reads_it() -> None:
+    fp16: dict[str, object] = {**BATCH, "fp16": {"enabled": "true"}}
+    assert codes({**fp16, "bf16": {"enabled": 1}}) == [("DS301", "/fp16")]
+    assert codes({**fp16, "bf16": {"enabled": "false"}}) == []
+    assert codes({**fp16, "bf16": {}, "bfloat16": {"enabled": True}}) == []
+    assert codes({**fp16, "bfloat16": {"enabled": True}}) == [("DS301", "/fp16")]

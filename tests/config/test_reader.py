@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_toolkit.config.reader import MAX_BYTES, read_config, read_config_text
+from ds_toolkit.config.subject import json_pointer
+from ds_toolkit.errors import ToolkitError
+
+HJSON = """{
+  // how much
+  "train_batch_size": 8, # of all ranks
+  fp16: {
+    'enabled': true,
+  }
+  "odd/~key": [1, {"x": null}]
+}
+"""
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def test_hjson_is_read_with_the_place_of_everything() -> None:
+    document = read_config_text(HJSON, "ds.hjson")
+    assert document.data == {
+        "train_batch_size": 8,
+        "fp16": {"enabled": True},
+        "odd/~key": [1, {"x": None}],
+    }
+    places = {
+        "/train_batch_size": (3, 3),
+        "/fp16": (4, 3),
+        "/fp16/enabled": (5, 5),
+        "/odd~1~0key": (7, 3),
+        "/odd~1~0key/0": (7, 16),
+        "/odd~1~0key/1/x": (7, 20),
+        "": (1, 1),
+    }
+    for pointer, place in places.items():
+        where = document.where(pointer)
+        assert (where.file, where.pointer, where.line, where.column) == ("ds.hjson", pointer, *place)
+
+
+def test_what_does_not_exist_is_placed_at_what_is_around_it() -> None:
+    where = read_config_text(HJSON).where("/fp16/loss_scale")
+    assert (where.pointer, where.line, where.column) == ("/fp16/loss_scale", 4, 3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.sampled_from([None, 2]))
+def test_json_means_what_json_says_and_every_key_is_found(
+    data: dict[str, object], indent: int | None
+) -> None:
+    text = json.dumps(data, indent=indent)
+    document = read_config_text(text)
+    assert document.data == data
+    lines = text.splitlines()
+    for key in data:
+        where = document.where(json_pointer(key))
+        assert where.line is not None
+        assert where.column is not None
+        rest = lines[where.line - 1][where.column - 1 :]
+        # A key written with escapes is placed at its value.
+        if json.dumps(key) == f'"{key}"':
+            assert rest.startswith(json.dumps(key))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        ('{"a": 1,\n "a": 2}', "2:2", "the key `a` stands twice"),
+        ('{"b": {"c": 1, "c": 1}}', "1:16", "the key `c` stands twice"),
+        ('{"a" 1}', "1:6", "Expecting ':' delimiter; found '1'"),
+        ('{"a": [1,', "1:10", "found the end of the text"),
+        ('{"a": 1} x', "1:10", "Extra data"),
+        ("[1]", "1:1", "expected an object `{...}`, found list"),
+        ('"a"', "1:1", "found str"),
+        ("/* no end", "1:1", "has no end"),
+        ('{"a": 1e999}', "1:1", "out of range"),
+        ('{"a":' * 5000, "1:1", "nested too deeply"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(text: str, place: str, says: str) -> None:
+    with pytest.raises(ToolkitError) as caught:
+        read_config_text(text, "f.json")
+    assert caught.value.where == f"f.json:{place}"
+    assert says in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="{}[]:,\"'/*#\n ae1.-tru", max_size=40))
+def test_no_text_makes_the_reader_crash(text: str) -> None:
+    with contextlib.suppress(ToolkitError):
+        assert isinstance(read_config_text(text).data, dict)
+
+
+def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("")
+    assert read_config(tmp_path / "c.json").data == {}
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "c.json"
+    binary.write_bytes(b"{\xff")
+    with pytest.raises(ToolkitError, match="not text"):
+        read_config(binary)
+    with pytest.raises(ToolkitError, match="cannot be read"):
+        read_config(tmp_path)
+    with pytest.raises(ToolkitError, match="cannot be read"):
+        read_config(tmp_path / "missing.json")
+    with binary.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ToolkitError, match="too long"):
+        read_config(binary)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    where = read_config(tmp_path / "c.json").where("/a")
+    assert (where.line, where.column) == (1, 2)
