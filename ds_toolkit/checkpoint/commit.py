@@ -1,0 +1,264 @@
+"""How a tag comes to be: written under a hidden name, sealed by every rank, committed by one rename.
+
+    <dir>/.<tag>.partial/     every rank writes and flushes its files, then its own manifest (`seal`)
+    manifest.json             the committer has found all ranks' manifests and they agree (`commit`)
+    <dir>/<tag>/              rename; from here on a reader sees a whole checkpoint
+    <dir>/latest              replaced by rename
+
+A process that dies at any instruction leaves the previous checkpoint and `latest` valid; what it leaves
+besides begins with a dot, is never taken for a tag, and is swept away by the next run (`sweep`).
+
+Standard library only: the process that outlives the ranks commits too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ds_toolkit.checkpoint.layout import LATEST, is_tag_folder
+from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestFile, RankManifest, RunShape
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.files import crc32_of, exchange, fsync_directory, fsync_file, write_whole
+
+_TAG_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]*")
+_PARTIAL_SUFFIX = ".partial"
+_REPLACED_SUFFIX = ".replaced"
+_DELETED_SUFFIX = ".deleted"
+
+
+def check_tag(tag: str) -> None:
+    """Refuse a tag that could not be a plain, visible folder name.
+
+    Raises:
+        ToolkitError: the tag is empty, hidden, has a slash or a blank, or is a name DeepSpeed uses itself.
+    """
+    if not _TAG_PATTERN.fullmatch(tag) or tag in (LATEST, "latest_universal") or len(tag) > 200:
+        raise ToolkitError(
+            f"`{tag}` cannot be a tag",
+            fix="use letters, digits and any of _ . + = @ -, beginning with a letter, a digit or _",
+        )
+
+
+def partial_folder(directory: Path, tag: str) -> Path:
+    """The hidden folder that becomes `<directory>/<tag>` when it is committed."""
+    return directory / f".{tag}{_PARTIAL_SUFFIX}"
+
+
+def begin(directory: Path, tag: str) -> Path:
+    """An empty hidden folder to write the tag into; what an earlier attempt left there is removed.
+
+    Raises:
+        ToolkitError: the tag cannot be one, or its place is taken by something that is not a checkpoint.
+    """
+    check_tag(tag)
+    _check_replaceable(directory / tag)
+    folder = partial_folder(directory, tag)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def seal(folder: Path, rank: int, step: int, shape: RunShape, names: Iterable[str]) -> RankManifest:
+    """Flush the files that this rank wrote and put their sizes and CRCs beside them.
+
+    Args:
+        folder: the hidden folder of the tag.
+        rank: global rank of the caller.
+        step: optimizer steps done (DeepSpeed's `global_steps`).
+        shape: of the run that writes.
+        names: paths of the files inside the folder.
+    """
+    files = tuple(_flushed(folder, name, rank) for name in sorted(names))
+    manifest = RankManifest(rank, step, shape, files)
+    manifest.write(folder)
+    return manifest
+
+
+def commit(
+    directory: Path,
+    tag: str,
+    *,
+    kind: str,
+    protected: bool = False,
+    versions: dict[str, str] | None = None,
+    patience_seconds: float = 30.0,
+) -> Manifest:
+    """Make a sealed tag visible and point `latest` at it.
+
+    Args:
+        directory: the save directory.
+        tag: its name.
+        kind: why it was written (`periodic`).
+        protected: whether it is kept for ever.
+        versions: name -> version of the software that wrote it.
+        patience_seconds: how long to wait for the manifests of other ranks to become visible.
+
+    Raises:
+        ToolkitError: a rank's manifest is missing, or ranks disagree on the step or the run's shape.
+    """
+    folder = partial_folder(directory, tag)
+    ranks = _rank_manifests(folder, patience_seconds)
+    claimed = [file for manifest in ranks for file in manifest.files]
+    manifest = Manifest(
+        tag=tag,
+        step=ranks[0].step,
+        kind=kind,
+        shape=ranks[0].shape,
+        files=(*claimed, *_unclaimed(folder, {file.name for file in claimed})),
+        protected=protected,
+        created_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+        versions=versions or {},
+    )
+    # Written when all else is there and flushed: whoever finds it may rely on the rest.
+    manifest.write(folder)
+    for rank_manifest in ranks:
+        RankManifest.path(folder, rank_manifest.rank).unlink()
+    _flush_directories(folder)
+    _publish(folder, directory / tag)
+    write_whole(directory / LATEST, tag.encode())
+    return manifest
+
+
+def abandon(directory: Path, tag: str) -> None:
+    """Remove what was written of a tag that will not be committed."""
+    shutil.rmtree(partial_folder(directory, tag), ignore_errors=True)
+
+
+def delete(folder: Path) -> None:
+    """Remove a committed tag; it stops being a tag at once, even if removing its files is cut short."""
+    hidden = folder.with_name(f".{folder.name}{_DELETED_SUFFIX}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    folder.rename(hidden)
+    fsync_directory(folder.parent)
+    shutil.rmtree(hidden)
+
+
+def sweep(directory: Path) -> list[str]:
+    """Finish or undo what a process that died had begun; returns the names that were removed or put back.
+
+    Only for the one process that is about to write: another run's unfinished tag looks the same.
+    """
+    swept = []
+    for entry in sorted(directory.iterdir()):
+        if not entry.name.startswith("."):
+            continue
+        if entry.name.endswith(_REPLACED_SUFFIX) and entry.is_dir():
+            # Died between the two renames of `_replace`: the old tag is whole, its name is free.
+            tag = directory / entry.name[1 : -len(_REPLACED_SUFFIX)]
+            if not tag.exists():
+                entry.rename(tag)
+            else:
+                shutil.rmtree(entry)
+        elif entry.name.endswith((_PARTIAL_SUFFIX, _DELETED_SUFFIX)):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        else:
+            continue
+        swept.append(entry.name)
+    if swept:
+        fsync_directory(directory)
+    return swept
+
+
+def _flushed(folder: Path, name: str, rank: int | None) -> ManifestFile:
+    path = folder / name
+    crc32 = crc32_of(path)
+    fsync_file(path)
+    return ManifestFile(name, path.stat().st_size, crc32, rank)
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    is_tag = target.is_dir() and (
+        (target / MANIFEST_NAME).exists() or is_tag_folder(target) or not any(target.iterdir())
+    )
+    if not is_tag:
+        # Committing would delete it.
+        raise ToolkitError(
+            "the place of the checkpoint is taken by something that is not a checkpoint",
+            where=target,
+            fix="choose another tag or another directory",
+        )
+
+
+def _rank_manifests(folder: Path, patience_seconds: float) -> list[RankManifest]:
+    deadline = time.monotonic() + patience_seconds
+    first = _rank_manifest(folder, 0, deadline)
+    ranks = [first]
+    for rank in range(1, first.shape.world_size):
+        other = _rank_manifest(folder, rank, deadline)
+        if (other.step, other.shape) != (first.step, first.shape):
+            steps = [f"step is {first.step} on rank 0 and {other.step} on rank {rank}"]
+            shapes = first.shape.differences(other.shape, "on rank 0", f"on rank {rank}")
+            raise ToolkitError(
+                f"rank {rank} and rank 0 wrote different checkpoints",
+                where=folder,
+                why="; ".join(steps * (other.step != first.step) + shapes),
+            )
+        ranks.append(other)
+    return ranks
+
+
+def _rank_manifest(folder: Path, rank: int, deadline: float) -> RankManifest:
+    # A network file system may show another node's file only after its directory cache has expired.
+    while not RankManifest.path(folder, rank).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    try:
+        return RankManifest.read(folder, rank)
+    except ToolkitError as error:
+        raise ToolkitError(
+            f"rank {rank} has not sealed the checkpoint",
+            where=error.where,
+            why=error.why or "its manifest is not visible to the rank that commits",
+            fix="the checkpoint directory must be on storage that all nodes share",
+        ) from error
+
+
+def _unclaimed(folder: Path, claimed: set[str]) -> list[ManifestFile]:
+    # DeepSpeed copies some files itself (swapped-out optimizer state); a manifest covers the whole folder.
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    sealed = {path.name for path in folder.glob("manifest_rank_*.json")}
+    return [_flushed(folder, name, None) for name in sorted(names - claimed - sealed)]
+
+
+def _flush_directories(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+    fsync_directory(folder)
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Give the hidden folder its visible name; an older tag of that name gives way."""
+    if not target.exists():
+        folder.rename(target)
+    elif exchange(folder, target):
+        # One instant, both whole: the old checkpoint now has the hidden name.
+        fsync_directory(target.parent)
+        shutil.rmtree(folder)
+    else:
+        _replace(folder, target)
+    fsync_directory(target.parent)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    # For file systems without an atomic exchange. Between the two renames the tag is absent; `sweep` puts
+    # the old one back if the process dies there.
+    old = target.with_name(f".{target.name}{_REPLACED_SUFFIX}")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(old)
+    target.rename(old)
+    folder.rename(target)
+    fsync_directory(target.parent)
+    shutil.rmtree(old)

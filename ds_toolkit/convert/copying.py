@@ -1,0 +1,222 @@
+"""The engine that moves byte ranges from files to a file, converting element types on the way.
+
+A few threads, each with one buffer: memory does not depend on how much is moved. Reading, writing, CRCs and
+numpy's conversions all release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ds_toolkit.checkpoint.dtypes import DType, convert
+from ds_toolkit.convert.crc32 import combined
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.units import format_bytes
+
+# Large enough for the disk, small enough for a processor's cache to hold it between reading, CRC and writing.
+PIECE_BYTES = 2 * 2**20
+MAX_THREADS = 8
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A byte range of a source file, where it goes in the destination, and as what.
+
+    `num_bytes` counts source bytes, whole elements of `source_dtype`. Moves with the same `member` are
+    consecutive parts of one member of the destination, whose CRC-32 is wanted.
+    """
+
+    source: Path
+    source_offset_bytes: int
+    num_bytes: int
+    source_dtype: DType
+    destination_offset_bytes: int
+    destination_dtype: DType
+    member: str
+
+    @property
+    def num_written_bytes(self) -> int:
+        """Bytes in the destination."""
+        return self.num_bytes // self.source_dtype.size_bytes * self.destination_dtype.size_bytes
+
+
+def default_num_threads() -> int:
+    """As many as this process may use processors, up to a number beyond which disks get no faster."""
+    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+
+
+def copy_ranges(
+    moves: Sequence[Move],
+    destination: Path,
+    *,
+    checksums: bool = False,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Carry out a plan of moves that do not overlap in the destination, which exists.
+
+    Args:
+        checksums: whether to compute the CRC-32 of what is written, by member.
+        progress: called with bytes written so far and bytes in all, from several threads, one at a time.
+
+    Returns:
+        CRC-32 by member; empty without `checksums`.
+
+    Raises:
+        ToolkitError: a source is gone or too short, or the disk is full.
+    """
+    crew = _Crew(moves, destination, checksums=checksums, progress=progress)
+    with contextlib.ExitStack() as stack:
+        crew.open_files(stack)
+        threads = [threading.Thread(target=crew.work) for _ in range(num_threads or default_num_threads())]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            # Reached early by Ctrl-C: the files must not be closed under a thread that still uses them.
+            crew.stop = True
+            for thread in threads:
+                thread.join()
+    if crew.error is not None:
+        raise crew.error
+    return crew.member_crcs()
+
+
+class _Crew:
+    """What the threads share."""
+
+    def __init__(
+        self, moves: Sequence[Move], destination: Path, *, checksums: bool, progress: Progress | None
+    ) -> None:
+        self.stop = False
+        self.error: BaseException | None = None
+        self._moves = moves
+        self._destination = destination
+        self._progress = progress
+        self._total_bytes = sum(move.num_written_bytes for move in moves)
+        self._done_bytes = 0
+        self._pieces = _pieces(moves)
+        self._lock = threading.Lock()
+        self._descriptors: dict[Path, int] = {}
+        self._crcs: list[tuple[int, str, int, int]] | None = [] if checksums else None
+
+    def open_files(self, stack: contextlib.ExitStack) -> None:
+        for path in dict.fromkeys(move.source for move in self._moves):
+            self._descriptors[path] = _opened(path, os.O_RDONLY, stack)
+        self._written = _opened(self._destination, os.O_WRONLY, stack)
+
+    def work(self) -> None:
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        try:
+            while not self.stop:
+                with self._lock:
+                    piece = next(self._pieces, None)
+                if piece is None:
+                    return
+                self._carry(piece, buffer)
+        except BaseException as error:
+            with self._lock:
+                self.error = self.error or self._explained(error)
+            self.stop = True
+
+    def _carry(self, piece: Move, buffer: memoryview) -> None:
+        raw = buffer[: piece.num_bytes]
+        self._read(piece, raw)
+        data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
+        offset = piece.destination_offset_bytes
+        crc = zlib.crc32(data) if self._crcs is not None else 0
+        num_written = 0
+        while num_written < len(data):
+            num_written += os.pwrite(self._written, data[num_written:], offset + num_written)
+        with self._lock:
+            if self._crcs is not None:
+                self._crcs.append((offset, piece.member, crc, len(data)))
+            self._done_bytes += len(data)
+            if self._progress is not None:
+                self._progress(self._done_bytes, self._total_bytes)
+
+    def _read(self, piece: Move, raw: memoryview) -> None:
+        descriptor, num_read = self._descriptors[piece.source], 0
+        while num_read < len(raw):
+            count = os.preadv(descriptor, [raw[num_read:]], piece.source_offset_bytes + num_read)
+            if count == 0:
+                raise ToolkitError("a checkpoint file became shorter while it was read", where=piece.source)
+            num_read += count
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return disk_full(self._destination, self._total_bytes)
+        if isinstance(error, OSError):
+            return ToolkitError("copying failed", where=self._destination, why=str(error))
+        return error
+
+    def member_crcs(self) -> dict[str, int]:
+        crcs: dict[str, int] = {}
+        for _, member, crc, num_bytes in sorted(self._crcs or ()):
+            crcs[member] = combined(crcs[member], crc, num_bytes) if member in crcs else crc
+        return crcs
+
+
+def disk_full(destination: Path, needed_bytes: int) -> ToolkitError:
+    """Says how much the output needs and how much is free beside it."""
+    free_bytes = free_space_bytes(destination.parent)
+    return ToolkitError(
+        "the disk is too full for the output",
+        where=destination.parent,
+        why=f"the output needs {format_bytes(needed_bytes)}, and {format_bytes(free_bytes)} are free",
+        fix="make room, or write to another disk",
+    )
+
+
+def free_space_bytes(folder: Path) -> int:
+    """What an ordinary user may still write there."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _opened(path: Path, flags: int, stack: contextlib.ExitStack) -> int:
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise ToolkitError("a file cannot be opened", where=path, why=error.strerror) from error
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _pieces(moves: Sequence[Move]) -> Iterator[Move]:
+    """The moves cut to pieces that fit a buffer."""
+    for move in moves:
+        if move.num_bytes <= PIECE_BYTES:
+            if move.num_bytes:
+                yield move
+            continue
+        item_bytes, written_item_bytes = move.source_dtype.size_bytes, move.destination_dtype.size_bytes
+        step_bytes = PIECE_BYTES // item_bytes * item_bytes
+        for start in range(0, move.num_bytes, step_bytes):
+            yield Move(
+                source=move.source,
+                source_offset_bytes=move.source_offset_bytes + start,
+                num_bytes=min(step_bytes, move.num_bytes - start),
+                source_dtype=move.source_dtype,
+                destination_offset_bytes=move.destination_offset_bytes
+                + start // item_bytes * written_item_bytes,
+                destination_dtype=move.destination_dtype,
+                member=move.member,
+            )
+
+
+def _converted(raw: memoryview, piece: Move) -> memoryview:
+    import numpy as np
+
+    return convert(np.frombuffer(raw, np.uint8), piece.source_dtype, piece.destination_dtype).data

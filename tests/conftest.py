@@ -1,0 +1,50 @@
+"""What all tests share: checkpoints that DeepSpeed wrote, and the rule that no test is left out in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+ZOO_SCRIPT = Path(__file__).with_name("zoo.py")
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints by case (tests/zoo.py says what stands in it), made once for all tests."""
+    folder = tmp_path_factory.mktemp("zoo")
+    for num_ranks in (2, 3):
+        jobs.run(jobs.torchrun_command(ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=100).check()
+    return folder
+
+
+class NothingLeftOut:
+    """Turns a run green only if every test that is not marked `gpu` was really run and expected to pass."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> object:
+        report = yield
+        expected_to_fail = hasattr(report, "wasxfail")
+        if (report.skipped or expected_to_fail) and item.get_closest_marker("gpu") is None:
+            self.left_out.append(report.nodeid)
+        return report
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.left_out.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.left_out and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid in self.left_out:
+            terminalreporter.write_line(f"LEFT OUT {nodeid}: only tests marked `gpu` may be", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(NothingLeftOut(), "nothing-left-out")

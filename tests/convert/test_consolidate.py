@@ -1,0 +1,296 @@
+"""One file out of a checkpoint, or one clear error and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+from ds_toolkit.cli.app import app
+from ds_toolkit.convert import consolidate as room
+from ds_toolkit.convert import copying
+from ds_toolkit.convert.consolidate import consolidate
+from ds_toolkit.errors import ToolkitError
+
+CASES = [
+    "stage0-fp32-2ranks",
+    "stage0-bf16-2ranks",
+    "stage1-fp32-3ranks",
+    "stage1-bf16-2ranks",
+    "stage2-bf16-3ranks",
+    "stage3-fp32-2ranks",
+    "stage3-bf16-3ranks",
+    "stage3-subgroups",
+]
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TMPFS_BYTES = 2 * 2**20
+
+
+@pytest.fixture
+def checkpoint(zoo: Path) -> Path:
+    return zoo / "stage2-bf16-2ranks" / "checkpoints"
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_the_live_engines(zoo: Path, tmp_path: Path, case: str, suffix: str, dtype: str) -> None:
+    out = tmp_path / f"model{suffix}"
+    done = consolidate(zoo / case / "checkpoints", out, dtype=dtype)
+    truth = torch.load(zoo / case / "truth.pt")
+    if suffix == ".bin":
+        found = torch.load(out, weights_only=True, mmap=True)
+    else:
+        found = safetensors.torch.load_file(out)
+        found["head.weight"] = found["embedding.weight"]
+    assert set(found) == set(truth)
+    for name, expected in truth.items():
+        expected = expected.to(TORCH_DTYPES[dtype]) if expected.is_floating_point() else expected
+        assert found[name].dtype == expected.dtype, name
+        assert torch.equal(found[name], expected), name
+    assert done.num_bytes == out.stat().st_size
+    weights = {name for name in truth if "weight" in name or "bias" in name or name in ("scale", "empty")}
+    assert done.num_parameters == sum(truth[name].numel() for name in weights - {"head.weight"})
+    assert (done.num_tensors, done.aliases) == (len(truth) - 1, {"head.weight": "embedding.weight"})
+    assert (done.stage, done.step, done.tag, done.notes) == (int(case[5]), 3, "global_step3", ())
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_zip_tools_accept_the_file(checkpoint: Path, tmp_path: Path) -> None:
+    consolidate(checkpoint, tmp_path / "model.pth")
+    done = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-t", tmp_path / "model.pth"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "Done testing")
+
+
+def test_the_same_names_as_upstream(checkpoint: Path, tmp_path: Path) -> None:
+    consolidate(checkpoint, tmp_path / "model.bin")
+    upstream = torch.load(checkpoint.parent / "upstream.pt")
+    assert set(torch.load(tmp_path / "model.bin", weights_only=True)) == set(upstream)
+
+
+def test_safetensors_need_no_torch(checkpoint: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from ds_toolkit.convert.consolidate import consolidate;"
+        "consolidate(sys.argv[1], sys.argv[2]); assert not {'torch', 'deepspeed'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "model.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def refused(checkpoint: Path, out: Path, **options: str) -> ToolkitError:
+    before = sorted(out.parent.iterdir()) if out.parent.is_dir() else None
+    with pytest.raises(ToolkitError) as caught:
+        consolidate(checkpoint, out, **options)  # type: ignore[arg-type]
+    assert (sorted(out.parent.iterdir()) if out.parent.is_dir() else None) == before
+    return caught.value
+
+
+def test_outputs_that_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.bin").write_text("precious")
+    (tmp_path / "folder.bin").mkdir()
+    for name, what in (
+        ("there.bin", "the output exists"),
+        ("folder.bin", "the output is a directory"),
+        ("missing/model.bin", "the output's folder does not exist"),
+        ("model.gguf", "its name ends in `.gguf`"),
+        ("model", "its name has no ending"),
+    ):
+        assert what in refused(checkpoint, tmp_path / name).what
+    assert (tmp_path / "there.bin").read_text() == "precious"
+
+
+def test_an_output_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "there.bin").touch()
+    assert refused(tmp_path / "nowhere", tmp_path / "there.bin").what == "the output exists"
+
+
+def test_a_dtype_that_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    assert "`int8` is no output dtype" in refused(checkpoint, tmp_path / "model.bin", dtype="int8").what
+
+
+def test_force_replaces(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("old")
+    consolidate(checkpoint, tmp_path / "model.bin", force=True)
+    assert zipfile.is_zipfile(tmp_path / "model.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_a_failed_replacement_leaves_the_old_file(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.bin").write_text("old")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room, "copy_ranges", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consolidate(checkpoint, tmp_path / "model.bin", force=True)
+    assert (tmp_path / "model.bin").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_progress_reaches_the_end(checkpoint: Path, tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    consolidate(
+        checkpoint, tmp_path / "model.bin", progress=lambda done, total: reported.append((done, total))
+    )
+    assert reported[-1][0] == reported[-1][1] > 0
+
+
+# Large ones.
+
+
+def write_large(folder: Path, num_elements: int, num_tensors: int = 4) -> Path:
+    """A stage 2 checkpoint of two ranks whose data is a hole in its files."""
+    tag = folder / "checkpoints" / "global_step1"
+    tag.mkdir(parents=True)
+    names = [f"layer{index}.weight" for index in range(num_tensors)]
+    each = num_elements // num_tensors
+    with torch.serialization.skip_data():
+        model = {
+            "module": {name: torch.empty(1, dtype=torch.bfloat16) for name in names},
+            "param_shapes": [{name: torch.Size([each]) for name in names}],
+            "buffer_names": [],
+            "shared_params": {},
+            "global_steps": 1,
+            "dp_world_size": 2,
+            "mp_world_size": 1,
+        }
+        torch.save(model, tag / "mp_rank_00_model_states.pt")
+        for rank in range(2):
+            state = {
+                "zero_stage": 2,
+                "partition_count": [2],
+                "single_partition_of_fp32_groups": [torch.empty(num_elements // 2)],
+                "group_paddings": [0],
+            }
+            path = tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            torch.save({"optimizer_state_dict": state}, path)
+    return folder / "checkpoints"
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from ds_toolkit.convert.consolidate import consolidate
+consolidate(sys.argv[1], sys.argv[2], dtype=sys.argv[3])
+status = Path("/proc/self/status").read_text()
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+"""
+
+
+def peak_bytes(checkpoint: Path, out: Path, dtype: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(checkpoint), str(out), dtype],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    out.unlink()
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".safetensors", "fp32"), (".safetensors", "bf16"), (".bin", "fp32")]
+)
+def test_memory_does_not_grow_with_the_model(tmp_path: Path, suffix: str, dtype: str) -> None:
+    small = write_large(tmp_path / "small", 2**20)
+    large = write_large(tmp_path / "large", 40 * 2**20)
+    out = tmp_path / f"model{suffix}"
+    growth = peak_bytes(large, out, dtype) - peak_bytes(small, out, dtype)
+    assert growth < 40 * 2**20, f"{growth} bytes more for 160 MB of weights than for 4 MB"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"this test needs the right to mount a tmpfs: {done.stderr}")
+    yield folder
+    subprocess.run(["umount", str(folder)], timeout=30, check=True)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+def test_a_disk_too_small_is_noticed_before_writing(tmp_path: Path, small_disk: Path, suffix: str) -> None:
+    checkpoint = write_large(tmp_path, 2**20)
+    error = refused(checkpoint, small_disk / f"model{suffix}")
+    assert error.what == "the disk is too full for the output"
+    assert error.why == "the output needs 4.2 MB, and 2.1 MB are free"
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+def test_a_disk_that_fills_up_meanwhile(
+    tmp_path: Path, small_disk: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is free before the copy says nothing about what is free during it.
+    monkeypatch.setattr(room, "free_space_bytes", lambda folder: 2**40)
+    checkpoint = write_large(tmp_path, 2**20)
+    error = refused(checkpoint, small_disk / f"model{suffix}")
+    assert error.what == "the disk is too full for the output"
+    assert str(error.why).startswith("the output needs 4.2 MB, and ")
+    assert copying.free_space_bytes(small_disk) == TMPFS_BYTES
+
+
+# The command.
+
+
+def test_the_command_prints_a_summary(checkpoint: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["consolidate", str(checkpoint), str(tmp_path / "model.bin")])
+    assert result.exit_code == 0, result.output
+    assert "global_step3: step 3, ZeRO stage 2, 2 ranks, 3 files" in result.output
+    assert "17 tensors, 304 parameters, fp32" in result.output
+    assert "head.weight = embedding.weight" in result.output
+
+
+def test_the_command_prints_json(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    options = ["--json", "--dtype", "bf16", "--tag", "global_step3"]
+    result = CliRunner().invoke(app, ["consolidate", str(checkpoint), str(out), *options])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["output"], summary["num_bytes"]) == (str(out), out.stat().st_size)
+    assert (summary["dtype"], summary["stage"], summary["num_parameters"]) == ("bf16", 2, 304)
+    assert summary["bytes_per_second"] > 0
+
+
+def test_the_command_names_a_truncated_shard_without_a_traceback(checkpoint: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(checkpoint, tmp_path / "checkpoints")
+    shard = copied / "global_step3" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    size_bytes = shard.stat().st_size
+    os.truncate(shard, size_bytes // 2)
+    done = subprocess.run(
+        [sys.executable, "-m", "ds_toolkit", "consolidate", str(copied), str(tmp_path / "model.bin")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert str(shard) in done.stderr
+    assert f"it has {size_bytes // 2:,} bytes" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
