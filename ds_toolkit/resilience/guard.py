@@ -1,0 +1,312 @@
+"""`CheckpointGuard`: attach it to a DeepSpeed engine and the run can always be continued."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from ds_toolkit.checkpoint import commit
+from ds_toolkit.checkpoint.newest import survey
+from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.resilience import agreement, resume, save
+from ds_toolkit.resilience.cadence import cadence_for
+from ds_toolkit.resilience.capture import run_shape
+from ds_toolkit.resilience.rank_state import Stateful, tracked_states
+from ds_toolkit.resilience.reporting import logger, make_heard
+from ds_toolkit.resilience.resume import Resumed
+from ds_toolkit.units import format_bytes, format_seconds
+
+__all__ = ["CheckpointGuard", "Resumed", "SavedCheckpoint"]
+
+_ATTRIBUTE = "ds_toolkit_guard"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that this run has committed.
+
+    Attributes:
+        tag: its name.
+        step: optimizer steps that it holds.
+        total_bytes: size of all its files.
+        stall_seconds: how long the training loop waited for it on this rank.
+    """
+
+    tag: str
+    step: int
+    total_bytes: int
+    stall_seconds: float
+
+
+class CheckpointGuard:
+    """Saves a training run periodically and brings it back, bit for bit.
+
+    The guard hooks the engine's `step` (`train_batch` of a PipelineEngine); the training loop stays as it
+    is. Every rank makes one, with the same arguments, after `deepspeed.initialize`:
+
+        guard = CheckpointGuard(engine, "checkpoints", save_every=50)
+        guard.track("loader", loader)
+        resumed = guard.resume()
+        ...
+        guard.close()
+
+    As a context manager it closes itself, with a final checkpoint, if the block ends well. A block left by
+    an exception and a process that ends without `close` lose nothing that was committed, and wait for no
+    other rank.
+
+    Args:
+        engine: what `deepspeed.initialize` returned.
+        directory: where checkpoints go; shared by all ranks, made if it does not exist.
+        save_every: optimizer steps (`50`) or time (`"10min"`, which is also the default).
+        keep_last: how many checkpoints to keep, protected ones not counted; 3 by default.
+        client_state: called at every save; its dict goes into DeepSpeed's client state and comes back as
+            `Resumed.client_state`. It must give the same on every rank; what differs between ranks is for
+            `track`.
+        settings: the other settings. An argument beats `settings`, and these beat the section `ds_toolkit`
+            of the engine's ds_config.
+
+    Attributes:
+        settings: the settings that hold.
+        saved: the checkpoints committed by this guard, oldest first.
+
+    Raises:
+        ToolkitError: a setting that does not exist or is not allowed, or an engine that has a guard already.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        directory: str | os.PathLike[str],
+        *,
+        save_every: int | str | None = None,
+        keep_last: int | None = None,
+        client_state: Callable[[], Mapping[str, object]] | None = None,
+        settings: GuardSettings | Mapping[str, object] | None = None,
+    ) -> None:
+        if getattr(engine, _ATTRIBUTE, None) is not None:
+            raise ToolkitError(
+                "this engine has a CheckpointGuard already", fix="close it before another one is attached"
+            )
+        self.engine = engine
+        self.directory = Path(directory).absolute()
+        self.settings = guard_settings(
+            engine.config.get(SECTION), settings, save_every=save_every, keep_last=keep_last
+        )
+        self.saved: list[SavedCheckpoint] = []
+        self._client_state = client_state
+        self._tracked: dict[str, Stateful] = {}
+        self._cadence = cadence_for(self.settings)
+        self._asked_to_resume = False
+        self._committed_step: int | None = None
+        self._closed = False
+        make_heard()
+        self._attach()
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long checkpoints have kept the training loop waiting on this rank, all in all."""
+        return sum(saved.stall_seconds for saved in self.saved)
+
+    def track(self, name: str, tracked: Stateful) -> None:
+        """Save and restore something with `state_dict` and `load_state_dict`, on each rank its own.
+
+        Call it before `resume`.
+
+        Raises:
+            ToolkitError: the name is taken, the object has no such methods, its state could not be loaded
+                safely, or `resume` has restored the run already.
+        """
+        if name in self._tracked:
+            raise ToolkitError(f"something is tracked as `{name}` already", fix="give it another name")
+        missing = [
+            method
+            for method in ("state_dict", "load_state_dict")
+            if not callable(getattr(tracked, method, None))
+        ]
+        if missing:
+            raise ToolkitError(
+                f"`{name}` cannot be tracked", why=f"a {type(tracked).__name__} has no {missing[0]}()"
+            )
+        if self._asked_to_resume and self._committed_step is not None:
+            raise ToolkitError(f"`{name}` comes too late to be restored", fix="call track() before resume()")
+        tracked_states({name: tracked})
+        self._tracked[name] = tracked
+
+    def resume(self, *, allow_fresh: bool = False) -> Resumed | None:
+        """Continue from the newest checkpoint that verifies. Collective: every rank calls it.
+
+        Args:
+            allow_fresh: start from nothing if there are checkpoints and none of them is whole.
+
+        Returns:
+            What the run continues from; None on a fresh start.
+
+        Raises:
+            ToolkitError: there are checkpoints and none is whole, or the newest is of another kind of run.
+        """
+        if self.engine.load_universal_checkpoint():
+            raise ToolkitError(
+                "resume() reads ordinary checkpoints, and the ds_config asks for universal ones",
+                where="checkpoint.load_universal",
+                fix="load the universal checkpoint with engine.load_checkpoint() and take the key out for "
+                "later starts",
+            )
+        agreement.only_on_rank_0("tidy the checkpoint directory", self._sweep)
+        candidate, passed_over = resume.newest_verified(self.directory, self.settings.verify_on_resume)
+        if self._is_first:
+            for tag in passed_over:
+                logger.warning("checkpoint passed over: %s", tag)
+        self._asked_to_resume = True
+        if candidate is None:
+            if passed_over and not allow_fresh:
+                raise ToolkitError(
+                    "there are checkpoints, and none of them is whole",
+                    where=self.directory,
+                    why="\n".join(str(tag) for tag in passed_over),
+                    fix="restore one of them, give another directory, or start from nothing with "
+                    "resume(allow_fresh=True)",
+                )
+            return None
+        resume.check_shape(candidate, run_shape(self.engine))
+        resumed = resume.load(self.engine, candidate, self._tracked)
+        self._committed_step = resumed.step
+        self._report("resumed from %s (step %d, %s)", resumed.tag, resumed.step, resumed.kind)
+        return resumed
+
+    def save(self, tag: str | None = None, *, protect: bool = False) -> str:
+        """Save now. Collective: every rank calls it, between two steps.
+
+        Args:
+            tag: name of the checkpoint, `global_step<N>` if not given; a checkpoint of that name is replaced
+                in one instant.
+            protect: keep it for ever.
+
+        Returns:
+            The tag.
+
+        Raises:
+            ToolkitError: it could not be saved, on all ranks alike; earlier checkpoints and `latest` are as
+                they were, and nothing is left of this one.
+        """
+        started_seconds = time.monotonic()
+        step = int(self.engine.global_steps)
+        tag = f"global_step{step}" if tag is None else tag
+        commit.check_tag(tag)
+        manifest = save.save(
+            self.engine,
+            self.directory,
+            tag,
+            protect=protect,
+            tracked=self._tracked,
+            client_state=self._client_state,
+        )
+        if self._is_first:
+            save.delete_expired(self.directory, keep_last=self.settings.keep_last, step=step)
+        stall_seconds = time.monotonic() - started_seconds
+        self._committed_step = step
+        self._cadence.saved(step)
+        self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
+        self._report(
+            "saved %s: %s in %s", tag, format_bytes(manifest.total_bytes), format_seconds(stall_seconds)
+        )
+        return tag
+
+    def close(self) -> None:
+        """Save a final checkpoint, unless this very step is saved, and let go of the engine. Collective."""
+        if self._closed:
+            return
+        step = int(self.engine.global_steps)
+        if step > 0 and step != self._committed_step:
+            self.save()
+        self._detach()
+
+    def __enter__(self) -> CheckpointGuard:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # The other ranks may be anywhere: nothing collective may begin here.
+            self._detach()
+
+    @property
+    def _is_first(self) -> bool:
+        return agreement.rank() == 0
+
+    def _attach(self) -> None:
+        name = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
+        original = getattr(self.engine, name)
+
+        @functools.wraps(original)
+        def then_save_if_due(*args: object, **kwargs: object) -> object:
+            step_before = self.engine.global_steps
+            result = original(*args, **kwargs)
+            # Micro-steps of gradient accumulation do not count: only the optimizer's step does.
+            if self.engine.global_steps != step_before and not self._closed:
+                self._after_step(int(self.engine.global_steps))
+            return result
+
+        self._hooked_name, self._hook = name, then_save_if_due
+        setattr(self.engine, name, then_save_if_due)
+        setattr(self.engine, _ATTRIBUTE, self)
+
+    def _detach(self) -> None:
+        self._closed = True
+        setattr(self.engine, _ATTRIBUTE, None)
+        # Where somebody has hooked the engine after us, our hook stays in the chain and does nothing.
+        if self.engine.__dict__.get(self._hooked_name) is self._hook:
+            delattr(self.engine, self._hooked_name)
+
+    def _after_step(self, step: int) -> None:
+        if not self._asked_to_resume:
+            self._asked_to_resume = True
+            agreement.only_on_rank_0(
+                "look at the checkpoint directory", lambda: self._refuse_later_steps(step)
+            )
+        if not self._cadence.due(step):
+            return
+        try:
+            self.save()
+        except ToolkitError:
+            if self.settings.on_save_failure == "raise":
+                raise
+            if self._is_first:
+                logger.exception("the checkpoint of step %d is missing; training goes on", step)
+
+    def _refuse_later_steps(self, step: int) -> None:
+        """A run that never asked to resume must not write among checkpoints of another, longer one."""
+        if not self.directory.exists():
+            return
+        self._sweep()
+        candidates, _ = survey(self.directory)
+        if candidates and candidates[0].step >= step:
+            raise ToolkitError(
+                f"the directory holds a checkpoint of step {candidates[0].step}, and this run is at {step}",
+                where=candidates[0].folder,
+                why="a later resume() would choose it, and keep_last would count it",
+                fix="call guard.resume() before the training loop, or give an empty directory",
+            )
+
+    def _sweep(self) -> None:
+        if self.directory.exists():
+            for name in commit.sweep(self.directory):
+                logger.warning("removed what an unfinished save left behind: %s", self.directory / name)
+
+    def _report(self, message: str, *values: object) -> None:
+        if self._is_first:
+            logger.info(message, *values)

@@ -1,0 +1,22 @@
+"""Where the guard speaks: the logger `ds_toolkit`, heard even where nobody configures logging."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger("ds_toolkit")
+
+
+def make_heard() -> None:
+    """Give the logger a handler of its own, at INFO, if nobody has configured logging.
+
+    A library leaves that to the program as a rule; but a checkpoint that was passed over, or a line for each
+    one saved, must not depend on a training script that never heard of `logging`.
+    """
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s] [ds_toolkit] %(message)s"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,126 @@
+"""Which checkpoint a run continues from, decided once for all ranks, and how it is brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ds_toolkit.checkpoint.manifest import RunShape
+from ds_toolkit.checkpoint.newest import Candidate, PassedOver, survey
+from ds_toolkit.checkpoint.verify import verify_crcs
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.findings import Finding
+from ds_toolkit.resilience import agreement
+from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, read_shards
+from ds_toolkit.resilience.rank_state import Stateful, load_rank_state, restore_buffers, restore_random_states
+from ds_toolkit.resilience.reporting import logger
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run continues from.
+
+    Attributes:
+        tag: name of the checkpoint.
+        step: optimizer steps that it holds.
+        kind: why it was written: `periodic`, or `deepspeed` if `engine.save_checkpoint` wrote it.
+        client_state: what the `client_state` callable gave when it was saved.
+    """
+
+    tag: str
+    step: int
+    kind: str
+    client_state: dict[str, object] = field(default_factory=dict)
+
+
+def newest_verified(
+    directory: Path, verify: Literal["crc32", "sizes"]
+) -> tuple[Candidate | None, list[PassedOver]]:
+    """The newest checkpoint that verifies, and what was passed over on the way to it. Collective.
+
+    Every rank reads its part of the files, so that the time to verify shrinks with their number.
+    """
+    candidates, passed_over = agreement.only_on_rank_0("look for checkpoints", lambda: survey(directory))
+    for candidate in candidates:
+        findings = _verify(candidate, verify)
+        if not findings:
+            return candidate, passed_over
+        passed_over.append(PassedOver(candidate.tag, tuple(findings)))
+    return None, passed_over
+
+
+def check_shape(candidate: Candidate, shape: RunShape) -> None:
+    """Refuse, before anything is loaded, a checkpoint that DeepSpeed cannot load into this run.
+
+    Raises:
+        ToolkitError: world size, ZeRO stage or precision differ.
+    """
+    if candidate.manifest is None:
+        return
+    differences = candidate.manifest.shape.differences(shape, "in the checkpoint", "in this run")
+    if differences:
+        raise ToolkitError(
+            f"the checkpoint `{candidate.tag}` is of another kind of run",
+            where=candidate.folder,
+            why="; ".join(differences),
+            fix="start with the same number of ranks and the same ZeRO stage and precision, or give "
+            "another directory; to take only the weights, consolidate them and load them into the model",
+        )
+
+
+def load(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> Resumed:
+    """Bring an engine, tracked objects and random states back to a checkpoint. Collective.
+
+    Raises:
+        ToolkitError: a file cannot be loaded, or DeepSpeed ends at another step than the tag promises.
+    """
+    client_state = agreement.together(
+        "load the checkpoint", lambda: read_shards(engine, candidate.folder.parent, candidate.tag)
+    )
+    if engine.global_steps != candidate.step:
+        raise ToolkitError(
+            f"the checkpoint `{candidate.tag}` is not of the step that it promises",
+            where=candidate.folder,
+            why=f"the engine is at step {engine.global_steps} after loading it, and not at {candidate.step}",
+        )
+    agreement.together("restore the state of this rank", lambda: _restore_rank(engine, candidate, tracked))
+    return Resumed(
+        tag=candidate.tag,
+        step=candidate.step,
+        kind=candidate.kind,
+        client_state={key: value for key, value in client_state.items() if key not in DEEPSPEED_STATE_KEYS},
+    )
+
+
+def _verify(candidate: Candidate, verify: Literal["crc32", "sizes"]) -> list[Finding]:
+    manifest = candidate.manifest
+    if manifest is None or verify == "sizes":
+        # `survey` has compared the sizes, or has read the layout where there is no manifest.
+        return []
+    part = manifest.files[agreement.rank() :: agreement.world_size()]
+    found = agreement.gather(
+        agreement.together("verify a checkpoint", lambda: verify_crcs(candidate.folder, part))
+    )
+    return [finding for findings in found for finding in findings]
+
+
+def _restore_rank(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> None:
+    state = load_rank_state(candidate.folder, agreement.rank())
+    if state is None:
+        logger.warning(
+            "checkpoint %s was written without ds_toolkit: random states and tracked objects start afresh",
+            candidate.tag,
+        )
+        return
+    restore_buffers(engine, state["buffers"])
+    for name, tracked_object in tracked.items():
+        if name in state["tracked"]:
+            tracked_object.load_state_dict(state["tracked"][name])
+        else:
+            logger.warning("checkpoint %s has no state of `%s`: it starts afresh", candidate.tag, name)
+    for name in state["tracked"].keys() - tracked.keys():
+        logger.warning("checkpoint %s has a state of `%s`, which is not tracked now", candidate.tag, name)
+    # Last of all: loading itself may have drawn random numbers.
+    restore_random_states(state["random"])

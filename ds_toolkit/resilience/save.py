@@ -1,0 +1,148 @@
+"""One checkpoint, written by all ranks and committed by rank 0; it succeeds for all or fails for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import deepspeed.comm as dist
+import torch
+
+import ds_toolkit
+from ds_toolkit.checkpoint import commit
+from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.checkpoint.newest import committed
+from ds_toolkit.checkpoint.retention import expired
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.resilience import agreement
+from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS, run_shape, write_shards
+from ds_toolkit.resilience.rank_state import (
+    Stateful,
+    buffer_digests,
+    own_buffers,
+    random_states,
+    save_rank_state,
+    tracked_states,
+)
+from ds_toolkit.resilience.reporting import logger
+
+PERIODIC = "periodic"
+
+
+def save(
+    engine: Any,
+    directory: Path,
+    tag: str,
+    *,
+    protect: bool,
+    tracked: Mapping[str, Stateful],
+    client_state: Callable[[], Mapping[str, object]] | None,
+) -> Manifest:
+    """Write and commit a checkpoint of the engine's present step. Collective.
+
+    Args:
+        engine: a DeepSpeed engine between two steps.
+        directory: shared by all ranks.
+        tag: name of the checkpoint; one of that name is replaced in one instant.
+        protect: whether it is kept for ever.
+        tracked: objects whose state each rank saves.
+        client_state: gives what goes into DeepSpeed's client state.
+
+    Raises:
+        ToolkitError: on all ranks alike. What was written is removed; earlier checkpoints and `latest` are
+            as they were.
+    """
+    _agree(directory, tag, int(engine.global_steps), protect)
+    # Random states first: nothing below may draw from a generator unnoticed.
+    rank_state = agreement.together("collect the state of this rank", lambda: _rank_state(tracked))
+    rank_state["buffers"] = _own_buffers(engine)
+    values = agreement.together("collect the client state", lambda: _client_state(client_state))
+    try:
+        agreement.only_on_rank_0(f"begin the checkpoint `{tag}`", lambda: commit.begin(directory, tag))
+        agreement.together(
+            f"write the checkpoint `{tag}`", lambda: _write(engine, directory, tag, values, rank_state)
+        )
+        return agreement.only_on_rank_0(
+            f"commit the checkpoint `{tag}`", lambda: _commit(directory, tag, protect)
+        )
+    except ToolkitError:
+        # All ranks have stopped writing: `together` has heard from each of them.
+        if agreement.rank() == 0:
+            commit.abandon(directory, tag)
+        raise
+
+
+def delete_expired(directory: Path, *, keep_last: int, step: int) -> None:
+    """Delete the tags that `keep_last` no longer covers after a commit at `step`; for rank 0 alone.
+
+    A failure is logged and ends no training: the new checkpoint is safe, an old one still takes space.
+    """
+    try:
+        for tag in expired(committed(directory), keep_last=keep_last, step=step):
+            commit.delete(directory / tag)
+    except OSError as error:
+        logger.warning("an old checkpoint could not be deleted: %s", error)
+
+
+def _agree(directory: Path, tag: str, step: int, protect: bool) -> None:
+    asked = agreement.gather((str(directory), tag, step, protect))
+    for rank, other in enumerate(asked):
+        if other != asked[0]:
+            raise ToolkitError(
+                "the ranks do not ask for the same checkpoint",
+                why=f"directory, tag, step, protection: {asked[0]} on rank 0, {other} on rank {rank}",
+                fix="call save() with the same arguments after the same step on every rank",
+            )
+
+
+def _rank_state(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
+    return {"random": random_states(), "tracked": tracked_states(tracked)}
+
+
+def _own_buffers(engine: Any) -> dict[str, torch.Tensor]:
+    """The buffers in which this rank differs from the rank that writes its model file. Collective."""
+    cell = int(engine.checkpoint_mp_rank)
+    writes = dist.get_rank(group=engine.data_parallel_group) == 0
+    digests = agreement.together("look at the buffers", lambda: buffer_digests(engine))
+    written = {
+        other_cell: other_digests
+        for other_cell, other_writes, other_digests in agreement.gather((cell, writes, digests))
+        if other_writes
+    }
+    return own_buffers(engine, digests, written[cell])
+
+
+def _client_state(client_state: Callable[[], Mapping[str, object]] | None) -> Mapping[str, object]:
+    values = {} if client_state is None else client_state()
+    for key in sorted(DEEPSPEED_STATE_KEYS & values.keys()):
+        # It would overwrite a part of the checkpoint itself.
+        raise ToolkitError(
+            f"client_state uses the key `{key}`, which is DeepSpeed's own", fix="rename the key"
+        )
+    return values
+
+
+def _write(
+    engine: Any, directory: Path, tag: str, client_state: Mapping[str, object], rank_state: Mapping[str, Any]
+) -> None:
+    """Write, flush and seal this rank's files under the hidden name."""
+    folder = commit.partial_folder(directory, tag)
+    names = write_shards(engine, folder, client_state)
+    names.append(save_rank_state(folder, agreement.rank(), rank_state))
+    if agreement.rank() == 0:
+        for script in RECOVERY_SCRIPTS:
+            # To where people look for it; by rename, so that a full disk cannot leave it cut.
+            if (folder / script).exists():
+                (folder / script).replace(directory / script)
+    commit.seal(folder, agreement.rank(), int(engine.global_steps), run_shape(engine), names)
+
+
+def _commit(directory: Path, tag: str, protect: bool) -> Manifest:
+    versions = {
+        "ds_toolkit": ds_toolkit.__version__,
+        "deepspeed": str(deepspeed.__version__),
+        "torch": torch.__version__,
+    }
+    return commit.commit(directory, tag, kind=PERIODIC, protected=protect, versions=versions)

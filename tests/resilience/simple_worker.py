@@ -1,0 +1,55 @@
+"""A training run for tests that do something to it from outside.
+
+    simple_worker.py DIRECTORY STEPS SAVE_EVERY [--big] [--no-close] [--no-skip]
+
+Prints a JSON line at the end: how it resumed, the losses, a fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from training import ds_config, fingerprint, finish, new_engine, new_sampler, start, train_until
+
+from ds_toolkit import CheckpointGuard
+
+
+def main() -> None:
+    # DeepSpeed's launcher puts --local_rank first.
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    directory, steps, save_every = Path(words[0]), int(words[1]), int(words[2])
+    if "--no-skip" in sys.argv:
+        torch.set_num_threads(1)
+        deepspeed.init_distributed(verbose=False)
+    else:
+        start()
+    engine = new_engine(ds_config(2, "fp32"))
+    sampler = new_sampler(engine)
+    if "--big" in sys.argv:
+        track_something_big(engine, sampler)
+    guard = CheckpointGuard(engine, directory, save_every=save_every)
+    guard.track("sampler", sampler)
+    resumed = guard.resume()
+    losses = train_until(engine, sampler, steps)
+    if "--no-close" in sys.argv:
+        sys.exit(0)
+    guard.close()
+    report = {"resumed": resumed and resumed.step, "losses": losses, "fingerprint": fingerprint(engine)}
+    if deepspeed.comm.get_rank() == 0:
+        print("\n" + json.dumps(report), flush=True)
+    finish()
+
+
+def track_something_big(engine: Any, sampler: Any) -> None:
+    """Make each checkpoint several megabytes a rank, so that writing one takes a while and some space."""
+    payload = torch.arange(1_000_000, dtype=torch.float32)
+    of_its_own = sampler.state_dict
+    sampler.state_dict = lambda: {**of_its_own(), "payload": payload}
+
+
+main()

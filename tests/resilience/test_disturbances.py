@@ -1,0 +1,146 @@
+"""What the world does to a run: a full disk, a killed rank, an end without goodbye, no compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs
+import psutil
+import pytest
+
+from ds_toolkit.checkpoint.newest import survey
+from ds_toolkit.checkpoint.verify import verify_crcs
+
+WORKER = Path(__file__).with_name("simple_worker.py")
+LAUNCHERS = {"torchrun": jobs.torchrun_command, "deepspeed": jobs.deepspeed_command}
+
+
+def report_of(finished: jobs.Finished) -> dict[str, Any]:
+    """The JSON line that the worker prints when it ends well."""
+    finished.check()
+    lines = [line for line in finished.output.splitlines() if line.startswith('{"resumed"')]
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report
+
+
+def whole_steps(directory: Path) -> list[int]:
+    candidates, _ = survey(directory)
+    return [
+        candidate.step
+        for candidate in candidates
+        if candidate.manifest and not verify_crcs(candidate.folder, candidate.manifest.files)
+    ]
+
+
+def hidden(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 20 MB: room for two checkpoints of the big kind, not for three."""
+    mount_point = tmp_path / "small"
+    mount_point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(mount_point)], check=True)
+    try:
+        yield mount_point
+    finally:
+        subprocess.run(["umount", str(mount_point)], check=True)
+
+
+def test_a_disk_that_fills_up_during_a_save(small_disk: Path) -> None:
+    finished = jobs.run(jobs.torchrun_command(WORKER, small_disk / "ckpt", "6", "2", "--big"))
+    assert finished.exit_code != 0
+    # Both ranks end by the same error, none hangs: the file, the cause, the fix.
+    for told in (
+        "a checkpoint file cannot be written",
+        ".global_step6.partial/",
+        " bytes are free",
+        "keep_last",
+    ):
+        assert finished.output.count(told) >= 2, told
+    assert whole_steps(small_disk / "ckpt") == [4, 2]
+    assert (small_disk / "ckpt" / "latest").read_text() == "global_step4"
+    assert hidden(small_disk / "ckpt") == []
+    # With space again, the same command goes on.
+    shutil.rmtree(small_disk / "ckpt" / "global_step2")
+    finished = jobs.run(jobs.torchrun_command(WORKER, small_disk / "ckpt", "6", "2", "--big"))
+    assert report_of(finished)["resumed"] == 4
+    assert whole_steps(small_disk / "ckpt") == [6, 4]
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """Process id of a rank below a launcher."""
+    found = [
+        process.pid
+        for process in psutil.Process(launcher).children(recursive=True)
+        if process.environ().get("RANK") == str(rank) and WORKER.name in " ".join(process.cmdline())
+    ]
+    # A rank may have children (a shell of some library); it is the eldest.
+    return min(found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What six steps give when nobody interferes."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    return report_of(jobs.run(jobs.torchrun_command(WORKER, directory, "6", "2", "--big")))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("launcher", "victim"), [("torchrun", 0), ("torchrun", 1), ("deepspeed", 0), ("deepspeed", 1)]
+)
+def test_a_rank_killed_while_a_checkpoint_is_written(
+    tmp_path: Path, undisturbed: dict[str, Any], launcher: str, victim: int
+) -> None:
+    command = LAUNCHERS[launcher]
+    directory = tmp_path / "ckpt"
+    partial = directory / ".global_step4.partial"
+    with jobs.Job(command(WORKER, directory, "6", "2", "--big")) as job:
+        # Seen from outside: this checkpoint is begun and not committed.
+        jobs.wait_until(lambda: partial.exists() and any(partial.iterdir()), 60, "the second checkpoint")
+        os.kill(rank_process(job.process.pid, victim), signal.SIGKILL)
+        assert job.wait(90).exit_code != 0
+    assert whole_steps(directory)[0] in (2, 4)
+    assert (directory / (directory / "latest").read_text() / "manifest.json").exists()
+    resumed = report_of(jobs.run(command(WORKER, directory, "6", "2", "--big")))
+    assert resumed["resumed"] in (2, 4)
+    assert hidden(directory) == []
+    assert resumed["fingerprint"] == undisturbed["fingerprint"]
+    assert resumed["losses"] == undisturbed["losses"][-len(resumed["losses"]) :]
+
+
+def test_an_end_without_close_loses_nothing(tmp_path: Path) -> None:
+    finished = jobs.run(jobs.torchrun_command(WORKER, tmp_path, "5", "2", "--no-close"))
+    # An abort in the interpreter's own end is torch's; what counts is that no rank waited for another.
+    assert finished.exit_code in (0, 1), finished.output
+    assert whole_steps(tmp_path) == [4, 2]
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nothing can be compiled and nothing compiled before is found."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python3").symlink_to(sys.executable)
+    for name in ("gcc", "g++", "c++", "cc", "clang++", "ninja", "nvcc"):
+        assert shutil.which(name, path=str(tools)) is None
+    return {"PATH": str(tools), "CC": "", "CXX": "", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+
+
+def test_training_without_a_compiler(tmp_path: Path, no_compiler: dict[str, str]) -> None:
+    command = jobs.torchrun_command(WORKER, tmp_path / "ckpt", "2", "2")
+    report_of(jobs.run(command, environment=no_compiler))
+    # The reason why `skip_cpu_extension_builds` exists, and the proof that this test has no compiler.
+    finished = jobs.run([*command, "--no-skip"], environment=no_compiler)
+    assert finished.exit_code != 0
+    assert "deepspeed_shm_comm" in finished.output or "ninja" in finished.output.lower(), finished.output
