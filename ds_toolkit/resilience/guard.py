@@ -14,7 +14,6 @@ from typing import Any
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_toolkit.checkpoint import commit
-from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement, resume, save
@@ -160,7 +159,6 @@ class CheckpointGuard:
                 fix="load the universal checkpoint with engine.load_checkpoint() and take the key out for "
                 "later starts",
             )
-        agreement.only_on_rank_0("tidy the checkpoint directory", self._sweep)
         candidate, passed_over = resume.newest_verified(self.directory, self.settings.verify_on_resume)
         if self._is_first:
             for tag in passed_over:
@@ -251,6 +249,7 @@ class CheckpointGuard:
     def _attach(self) -> None:
         name = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
         original = getattr(self.engine, name)
+        self._hooked_before = self.engine.__dict__.get(name)
 
         @functools.wraps(original)
         def then_save_if_due(*args: object, **kwargs: object) -> object:
@@ -268,15 +267,18 @@ class CheckpointGuard:
     def _detach(self) -> None:
         self._closed = True
         setattr(self.engine, _ATTRIBUTE, None)
-        # Where somebody has hooked the engine after us, our hook stays in the chain and does nothing.
-        if self.engine.__dict__.get(self._hooked_name) is self._hook:
-            delattr(self.engine, self._hooked_name)
+        if self.engine.__dict__.get(self._hooked_name) is not self._hook:
+            # Somebody has hooked the engine after us: our hook stays in the chain and does nothing.
+            return
+        delattr(self.engine, self._hooked_name)
+        if self._hooked_before is not None:
+            setattr(self.engine, self._hooked_name, self._hooked_before)
 
     def _after_step(self, step: int) -> None:
         if not self._asked_to_resume:
             self._asked_to_resume = True
             agreement.only_on_rank_0(
-                "look at the checkpoint directory", lambda: self._refuse_later_steps(step)
+                "look at the checkpoint directory", lambda: resume.refuse_later_steps(self.directory, step)
             )
         if not self._cadence.due(step):
             return
@@ -287,25 +289,6 @@ class CheckpointGuard:
                 raise
             if self._is_first:
                 logger.exception("the checkpoint of step %d is missing; training goes on", step)
-
-    def _refuse_later_steps(self, step: int) -> None:
-        """A run that never asked to resume must not write among checkpoints of another, longer one."""
-        if not self.directory.exists():
-            return
-        self._sweep()
-        candidates, _ = survey(self.directory)
-        if candidates and candidates[0].step >= step:
-            raise ToolkitError(
-                f"the directory holds a checkpoint of step {candidates[0].step}, and this run is at {step}",
-                where=candidates[0].folder,
-                why="a later resume() would choose it, and keep_last would count it",
-                fix="call guard.resume() before the training loop, or give an empty directory",
-            )
-
-    def _sweep(self) -> None:
-        if self.directory.exists():
-            for name in commit.sweep(self.directory):
-                logger.warning("removed what an unfinished save left behind: %s", self.directory / name)
 
     def _report(self, message: str, *values: object) -> None:
         if self._is_first:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ds_toolkit.checkpoint.commit import sweep
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.checkpoint.newest import Candidate, PassedOver, survey
 from ds_toolkit.checkpoint.verify import verify_crcs
@@ -42,13 +43,31 @@ def newest_verified(
 
     Every rank reads its part of the files, so that the time to verify shrinks with their number.
     """
-    candidates, passed_over = agreement.only_on_rank_0("look for checkpoints", lambda: survey(directory))
+    candidates, passed_over = agreement.only_on_rank_0(
+        "look for checkpoints", lambda: _tidy_survey(directory)
+    )
     for candidate in candidates:
         findings = _verify(candidate, verify)
         if not findings:
             return candidate, passed_over
         passed_over.append(PassedOver(candidate.tag, tuple(findings)))
     return None, passed_over
+
+
+def refuse_later_steps(directory: Path, step: int) -> None:
+    """Keep a run that never asked to resume from writing among checkpoints of a longer one; for rank 0 alone.
+
+    Raises:
+        ToolkitError: the directory holds a checkpoint of this step or a later one.
+    """
+    candidates, _ = _tidy_survey(directory)
+    if candidates and candidates[0].step >= step:
+        raise ToolkitError(
+            f"the directory holds a checkpoint of step {candidates[0].step}, and this run is at {step}",
+            where=candidates[0].folder,
+            why="a later resume() would choose it, and keep_last would count it",
+            fix="call guard.resume() before the training loop, or give an empty directory",
+        )
 
 
 def check_shape(candidate: Candidate, shape: RunShape) -> None:
@@ -92,6 +111,13 @@ def load(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> 
         kind=candidate.kind,
         client_state={key: value for key, value in client_state.items() if key not in DEEPSPEED_STATE_KEYS},
     )
+
+
+def _tidy_survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
+    if directory.exists():
+        for name in sweep(directory):
+            logger.warning("removed what an unfinished save had left behind: %s", directory / name)
+    return survey(directory)
 
 
 def _verify(candidate: Candidate, verify: Literal["crc32", "sizes"]) -> list[Finding]:

@@ -297,6 +297,11 @@ def one_guard_an_engine(directory: Path) -> None:
         CheckpointGuard(engine, directory)
     guard.close()
     assert "step" not in engine.__dict__, "the hook is still there"
+    # A hook that was there before is there afterwards.
+    engine.step = mine = lambda: type(engine).step(engine)
+    CheckpointGuard(engine, directory).close()
+    assert engine.step is mine
+    del engine.step
     CheckpointGuard(engine, directory).close()
     assert tags(directory) == []
 
