@@ -276,6 +276,25 @@ def deepspeed_alone_reads_what_the_guard_saved(directory: Path) -> None:
 
 
 @scenario
+def the_files_are_those_of_deepspeed(directory: Path) -> None:
+    for stage, precision in ((0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")):
+        engine = new_engine(ds_config(stage, precision))
+        ours, theirs = directory / f"ours{stage}", directory / f"theirs{stage}"
+        with CheckpointGuard(engine, ours, save_every=100) as guard:
+            guard.resume()
+            train_until(engine, new_sampler(engine), 2)
+            guard.save("tag")
+            engine.save_checkpoint(str(theirs), tag="tag", client_state={})
+        dist.barrier()
+        names = {path.name for path in (theirs / "tag").iterdir()}
+        added = {"manifest.json", "ds_toolkit_rank_00000.pt", "ds_toolkit_rank_00001.pt"}
+        assert {path.name for path in (ours / "tag").iterdir()} == names | added
+        assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
+        for name in names:
+            assert (ours / "tag" / name).read_bytes() == (theirs / "tag" / name).read_bytes(), (stage, name)
+
+
+@scenario
 def settings_stand_in_the_config_and_arguments_beat_them(directory: Path) -> None:
     config = ds_config(1, "fp32", ds_toolkit={"save_every": 7, "keep_last": 5})
     guard = CheckpointGuard(new_engine(config), directory, keep_last=2)
