@@ -13,7 +13,6 @@ from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_toolkit.checkpoint import commit
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement, resume, save
@@ -160,9 +159,8 @@ class CheckpointGuard:
                 "later starts",
             )
         candidate, passed_over = resume.newest_verified(self.directory, self.settings.verify_on_resume)
-        if self._is_first:
-            for tag in passed_over:
-                logger.warning("checkpoint passed over: %s", tag)
+        for broken in passed_over:
+            self._warn("checkpoint passed over: %s", broken)
         self._asked_to_resume = True
         if candidate is None:
             if passed_over and not allow_fresh:
@@ -197,8 +195,9 @@ class CheckpointGuard:
         """
         started_seconds = time.monotonic()
         step = int(self.engine.global_steps)
+        if self.engine.micro_steps % self.engine.gradient_accumulation_steps():
+            self._warn("step %d is saved; the gradients accumulated since are not part of a checkpoint", step)
         tag = f"global_step{step}" if tag is None else tag
-        commit.check_tag(tag)
         manifest = save.save(
             self.engine,
             self.directory,
@@ -289,6 +288,10 @@ class CheckpointGuard:
                 raise
             if self._is_first:
                 logger.exception("the checkpoint of step %d is missing; training goes on", step)
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self._is_first:
+            logger.warning(message, *values)
 
     def _report(self, message: str, *values: object) -> None:
         if self._is_first:

@@ -95,6 +95,8 @@ def _agree(directory: Path, tag: str, step: int, protect: bool) -> None:
                 why=f"directory, tag, step, protection: {asked[0]} on rank 0, {other} on rank {rank}",
                 fix="call save() with the same arguments after the same step on every rank",
             )
+    # After the exchange: a rank that raised before it would leave the others waiting.
+    commit.check_tag(tag)
 
 
 def _rank_state(tracked: Mapping[str, Stateful]) -> dict[str, Any]:

@@ -330,6 +330,10 @@ def ranks_that_ask_for_different_checkpoints(directory: Path) -> None:
     engine, guard = trained(directory, 1, save_every=100)
     with refused("do not ask for the same checkpoint", "rank 1"):
         guard.save(f"mine_{dist.get_rank()}")
+    with refused("do not ask for the same checkpoint"):
+        guard.save("good" if dist.get_rank() == 0 else "not/good")
+    with refused("cannot be a tag"):
+        guard.save("not/good")
     assert tags(directory) == []
     guard.save("ours")
     assert tags(directory) == ["ours"]
