@@ -6,7 +6,9 @@ A scenario is a function with a docstring; it gets an empty directory shared by 
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import http
 import json
 import logging
 import shutil
@@ -420,14 +422,18 @@ def keys_of_deepspeed_are_refused_in_client_state(directory: Path) -> None:
 @scenario
 def what_cannot_be_tracked(directory: Path) -> None:
     class Pickled:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
         def state_dict(self) -> dict[str, object]:
-            return {"inner": [1, {"loader": Path("x")}]}
+            return {"inner": [1, {"deep": self.inner}]}
 
         def load_state_dict(self, state: object) -> None: ...
 
     guard = CheckpointGuard(new_engine(ds_config(1, "fp32")), directory)
-    with refused("Path", "loader['inner'][1]['loader']"):
-        guard.track("loader", Pickled())
+    for inner in (Path("x"), collections.defaultdict(int), http.HTTPStatus.OK, time.struct_time([0] * 9)):
+        with refused(type(inner).__name__, "loader['inner'][1]['deep']"):
+            guard.track("loader", Pickled(inner))
     with refused("has no state_dict()"):
         guard.track("number", 3)  # type: ignore[arg-type]
     guard.track("sampler", new_sampler(guard.engine))
