@@ -161,7 +161,11 @@ def _check_plain(value: object, place: str) -> None:
     elif isinstance(value, (list, tuple, set)) and type(value) in (list, tuple, set):
         for index, item in enumerate(value):
             _check_plain(item, f"{place}[{index}]")
-    elif not (type(value) in _PLAIN or isinstance(value, torch.Tensor) or _is_numpy_data(value)):
+    elif not (
+        (type(value) in _PLAIN and not _is_huge(value))
+        or isinstance(value, torch.Tensor)
+        or _is_numpy_data(value)
+    ):
         raise ToolkitError(
             f"the state of a tracked object holds a {type(value).__module__}.{type(value).__qualname__}",
             where=place,
@@ -170,11 +174,18 @@ def _check_plain(value: object, place: str) -> None:
         )
 
 
-def _is_numpy_data(value: object) -> bool:
+def _is_huge(value: object) -> bool:
+    # Integers of more than 255 bytes are pickled in a way that torch's safe loader does not read.
+    return isinstance(value, int) and value.bit_length() > 2000
+
+
+def _is_numpy_data(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and (
-        (isinstance(value, numpy.ndarray) and not value.dtype.hasobject) or isinstance(value, numpy.generic)
-    )
+    if numpy is None:
+        return False
+    if type(value) is numpy.ndarray:
+        return not value.dtype.hasobject and value.dtype.names is None
+    return isinstance(value, (numpy.number, numpy.bool_))
 
 
 def _numpy_globals() -> list[Any]:
