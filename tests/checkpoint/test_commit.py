@@ -198,7 +198,7 @@ class TestCutOff:
 class TestDurability:
     @pytest.fixture
     def events(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-        """Every flush and rename, in order: (`flush`, path), (`rename`, target), (`exchange`, target)."""
+        """What happens, in order: (`flush`, path), (`rename` or `exchange`, target), (`remove`, path)."""
         recorded: list[tuple[str, str]] = []
         real_fsync, real_rename, real_replace, real_exchange = os.fsync, os.rename, os.replace, files.exchange
 
@@ -219,6 +219,13 @@ class TestDurability:
             recorded.append(("exchange", str(second)))
             return done
 
+        real_remove = commit.remove
+
+        def remove(path: Path) -> None:
+            recorded.append(("remove", str(path)))
+            real_remove(path)
+
+        monkeypatch.setattr(commit, "remove", remove)
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "rename", rename)
         monkeypatch.setattr(os, "replace", replace)
@@ -253,6 +260,10 @@ class TestDurability:
         visible = events.index(("exchange" if replaces else "rename", str(tmp_path / "best")))
         latest = events.index(("rename", str(tmp_path / "latest")))
         assert visible < latest
+        if replaces:
+            # The old checkpoint goes only when the new one is sure to stay.
+            (removed,) = (number for number, event in enumerate(events) if event[0] == "remove")
+            assert ("flush", str(tmp_path)) in events[visible:removed]
         assert ("flush", str(tmp_path)) in events[visible:latest]
         assert ("flush", str(tmp_path)) in events[latest:]
 
@@ -264,14 +275,10 @@ class TestDurability:
         assert ("flush", str(tmp_path / "deep")) in events
 
     def test_a_deleted_tag_is_hidden_and_flushed_before_its_files_go(
-        self, tmp_path: Path, events: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, events: list[tuple[str, str]]
     ) -> None:
         save(tmp_path, "global_step5", 5)
         events.clear()
-        real_remove = commit.remove
-        monkeypatch.setattr(
-            commit, "remove", lambda path: events.append(("remove", str(path))) or real_remove(path)
-        )
         commit.delete(tmp_path / "global_step5")
         hidden = str(tmp_path / ".global_step5.deleted")
         assert events == [("rename", hidden), ("flush", str(tmp_path)), ("remove", hidden)]

@@ -184,6 +184,17 @@ def a_flipped_bit_is_found_by_crc_and_by_nothing_else(directory: Path) -> None:
 
 
 @scenario
+def a_broken_tag_does_not_count_as_kept(directory: Path) -> None:
+    _, guard = trained(directory, 6, save_every=3)
+    guard.close()
+    shard = directory / "global_step6" / "mp_rank_00_model_states.pt"
+    on_rank_0(lambda: shard.write_bytes(shard.read_bytes()[:-1] + b"?"))
+    _, guard = trained(directory, 8, save_every=4, keep_last=2)
+    guard.close()
+    assert tags(directory) == ["global_step4", "global_step6", "global_step8"]
+
+
+@scenario
 def none_is_whole(directory: Path) -> None:
     _, guard = trained(directory, 2, save_every=1, keep_last=2)
     guard.close()
