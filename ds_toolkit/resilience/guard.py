@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,29 +20,13 @@ from ds_toolkit.resilience.hooks import EngineHooks
 from ds_toolkit.resilience.rank_state import Stateful, tracked_states
 from ds_toolkit.resilience.reporting import logger, make_heard
 from ds_toolkit.resilience.resume import Resumed
+from ds_toolkit.resilience.save import SavedCheckpoint
 from ds_toolkit.resilience.tenancy import Tenancy
 from ds_toolkit.units import format_bytes, format_seconds
 
 __all__ = ["CheckpointGuard", "Resumed", "SavedCheckpoint"]
 
 _ATTRIBUTE = "ds_toolkit_guard"
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint that this run has committed.
-
-    Attributes:
-        tag: its name.
-        step: optimizer steps that it holds.
-        total_bytes: size of all its files.
-        stall_seconds: how long the training loop waited for it on this rank.
-    """
-
-    tag: str
-    step: int
-    total_bytes: int
-    stall_seconds: float
 
 
 class CheckpointGuard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,23 @@ from ds_toolkit.resilience.rank_state import (
 from ds_toolkit.resilience.reporting import logger
 
 PERIODIC = "periodic"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that this run has committed.
+
+    Attributes:
+        tag: its name.
+        step: optimizer steps that it holds.
+        total_bytes: size of all its files.
+        stall_seconds: how long the training loop waited for it on this rank.
+    """
+
+    tag: str
+    step: int
+    total_bytes: int
+    stall_seconds: float
 
 
 def save(
