@@ -26,6 +26,8 @@ help: ## show this
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@test ! -L $(VENV) || { \
+		echo "error: $(VENV) is a link; installing would change the environment of another checkout"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "error: $(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 2; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -38,7 +40,7 @@ install: $(INSTALLED) ## make .venv with the project and its pinned dependencies
 
 .PHONY: quickstart
 quickstart: $(INSTALLED) ## config in, weights out, and a killed run in between: the whole tour in one go
-	$(BIN)/python examples/tiny_lm/quickstart.py --run-dir $(RUN_DIR)
+	$(BIN)/python examples/tiny_lm/quickstart.py --run-dir "$(RUN_DIR)"
 
 .PHONY: check
 check: $(INSTALLED) ## formatting, lint, types, import rules: seconds

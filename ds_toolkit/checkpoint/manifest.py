@@ -185,9 +185,9 @@ def check_tag(tag: str) -> str:
     Raises:
         ToolkitError: the tag is empty, hidden, has a slash or a blank, or is a name DeepSpeed uses itself.
     """
-    if not _TAG_PATTERN.fullmatch(tag) or tag in (LATEST, "latest_universal"):
+    if not isinstance(tag, str) or not _TAG_PATTERN.fullmatch(tag) or tag in (LATEST, "latest_universal"):
         raise ToolkitError(
-            f"`{tag}` cannot be a tag",
+            f"`{tag!s}` cannot be a tag",
             fix="use at most 200 letters, digits and _ . + = @ -, beginning with a letter, a digit or _",
         )
     return tag

@@ -120,11 +120,19 @@ def read_weights(tag_folder: Path) -> CheckpointMap:
     """
     files = shard_files(tag_folder)
     refuse_unsupported(tag_folder, files)
-    tag = _Tag(tag_folder, _manifest_sizes(tag_folder))
+    manifest = Manifest.read(tag_folder) if (tag_folder / MANIFEST_NAME).exists() else None
+    tag = _Tag(tag_folder, {file.name: file.size_bytes for file in manifest.files} if manifest else {})
     optimizer_files = [file for file in files if file.kind is ShardKind.OPTIMIZER]
     split = any(file.kind is ShardKind.MODEL and file.dp_rank is not None for file in files)
     first_name = "zero_pp_rank_0_mp_rank_00_model_states.pt" if split else "mp_rank_00_model_states.pt"
     first = model_states(tag.open(first_name))
+    if manifest is not None and manifest.step != first.step:
+        raise ToolkitError(
+            "a shard belongs to another checkpoint",
+            where=tag_folder / first_name,
+            why=f"it is of step {first.step}, and the tag was committed at step {manifest.step}",
+            fix="take another tag, or bring the file back",
+        )
     if first.mp_world_size != 1:
         raise unsupported(tag_folder, f"a model split {first.mp_world_size} ways by tensor parallelism")
     if not optimizer_files and not split and not first.group_shapes:
@@ -138,12 +146,6 @@ def read_weights(tag_folder: Path) -> CheckpointMap:
         ]
     _check_agreement(models, ranks, files)
     return _zero_map(tag, models, ranks)
-
-
-def _manifest_sizes(folder: Path) -> dict[str, int]:
-    if not (folder / MANIFEST_NAME).exists():
-        return {}
-    return {file.name: file.size_bytes for file in Manifest.read(folder).files}
 
 
 def _optimizer_ranks(tag: _Tag, model: ModelStates, files: Sequence[ShardFile]) -> list[OptimizerStates]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -18,6 +21,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Else "[default: 1]" in a help text would be taken for markup and vanish.
+    rich_markup_mode=None,
 )
 app.command("gen-config")(gen_config.gen_config)
 app.command("consolidate")(consolidate.consolidate)
@@ -34,10 +39,25 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def run() -> None:
     """Run the command that `sys.argv` names and end the process with its exit code."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except ToolkitError as error:
-        print_error(error, as_json="--json" in sys.argv)
-        sys.exit(FAILURE)
+        _fail(error)
+    except OSError as error:
+        # Permissions and full disks at places that no command has a word of its own for.
+        _fail(ToolkitError(error.strerror or str(error), where=error.filename))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _fail(error: ToolkitError) -> NoReturn:
+    # Standard output may be the very thing that failed; standard error has the word then.
+    with contextlib.suppress(OSError):
+        print_error(error, as_json="--json" in sys.argv)
+    sys.exit(FAILURE)
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    # As an exception, so that what is half written is removed on the way out.
+    sys.exit(128 + number)

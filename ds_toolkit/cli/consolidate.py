@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def consolidate(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CKPT", help="The save directory, or one tag's folder in it.")
+        Path,
+        typer.Argument(metavar="CKPT", help="The save directory, or one tag's folder in it.", readable=False),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A .bin, .pt, .pth or .safetensors file.")],
     tag: Annotated[str | None, typer.Option(help="Which checkpoint; by default what `latest` names.")] = None,

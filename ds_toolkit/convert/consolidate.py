@@ -12,7 +12,15 @@ from ds_toolkit.checkpoint.dtypes import DTYPES, DType
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.masters import name_masters
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor, read_weights
-from ds_toolkit.convert.copying import Move, Progress, copy_ranges, disk_full, free_space_bytes
+from ds_toolkit.convert.copying import (
+    Move,
+    Progress,
+    copy_ranges,
+    default_num_threads,
+    disk_full,
+    free_space_bytes,
+)
+from ds_toolkit.convert.integrity import check_slices
 from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
 from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
@@ -72,8 +80,9 @@ def consolidate(
 ) -> Consolidated:
     """Write the weights of a DeepSpeed checkpoint of ZeRO stage 0, 1, 2 or 3 into one file.
 
-    Nothing in the checkpoint is executed, and memory does not grow with the model. The file appears under its
-    name only when it is complete and on the disk.
+    Nothing in the checkpoint is executed, and memory does not grow with the model. Every storage that is read
+    is compared with the CRC-32 that was saved beside it. The file appears under its name only when it is
+    complete and on the disk.
 
     Args:
         checkpoint: the save directory, or the folder of a tag in it.
@@ -92,10 +101,13 @@ def consolidate(
     writer = _writer_for(out, force=force)
     folder = find_tag_folder(Path(checkpoint), tag)
     weights = name_masters(read_weights(folder))
+    _keep_clear_of(out, folder)
     outputs = [_output_tensor(tensor, target) for tensor in weights.tensors.values()]
     needed_bytes = sum(output.num_bytes for output in outputs)
     if needed_bytes > free_space_bytes(out.parent):
         raise disk_full(out, needed_bytes)
+    slices = [place for tensor in weights.tensors.values() for place in tensor.slices]
+    check_slices(slices, default_num_threads())
     num_bytes = _write(out, writer, weights, outputs, progress)
     return Consolidated(
         output=out,
@@ -145,6 +157,13 @@ def _writer_for(out: Path, *, force: bool) -> Writer:
             "the output exists", where=out, fix="name another file, or replace it with --force"
         )
     return writer()
+
+
+def _keep_clear_of(out: Path, folder: Path) -> None:
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ToolkitError(
+            "the output lies inside the checkpoint", where=out, fix="name a file outside the tag's folder"
+        )
 
 
 def _output_tensor(tensor: StoredTensor, target: DType) -> OutputTensor:

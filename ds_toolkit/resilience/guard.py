@@ -78,6 +78,10 @@ class CheckpointGuard:
             raise ToolkitError(
                 "this engine has a CheckpointGuard already", fix="close it before another one is attached"
             )
+        if client_state is not None and not callable(client_state):
+            raise ToolkitError(
+                "client_state is not callable", fix="give a function that returns a dict, called at each save"
+            )
         self.engine = engine
         self.directory = Path(directory).absolute()
         self.settings = guard_settings(

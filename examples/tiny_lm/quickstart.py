@@ -86,12 +86,14 @@ def main() -> None:
 
 
 def fresh(run_dir: Path) -> Path:
-    """An empty directory; only one that an earlier tour left, or none, is cleared away."""
-    if run_dir.exists():
-        if not (run_dir / "ds_config.json").exists() and any(run_dir.iterdir()):
+    """An empty directory; what stands there is cleared away only if an earlier tour made the directory."""
+    marker = run_dir / ".made_by_the_tour"
+    if run_dir.exists() and any(run_dir.iterdir()):
+        if not marker.exists():
             sys.exit(f"{run_dir} holds something else; give another --run-dir")
         shutil.rmtree(run_dir)
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     return run_dir
 
 

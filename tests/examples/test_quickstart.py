@@ -72,6 +72,7 @@ def test_plain_pytorch_reads_the_weights(tour: tuple[Path, str], monkeypatch: py
 
 
 def test_a_folder_of_something_else_is_not_cleared(tmp_path: Path) -> None:
+    (tmp_path / "ds_config.json").write_text("{}")
     (tmp_path / "thesis.tex").write_text("three years of work")
     finished = jobs.run([sys.executable, EXAMPLE / "quickstart.py", "--run-dir", tmp_path])
     assert finished.exit_code == 1
