@@ -39,16 +39,27 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def run() -> None:
     """Run the command that `sys.argv` names and end the process with its exit code."""
-    signal.signal(signal.SIGTERM, _stop)
+    stopped_by: list[int] = []
+
+    def stop(number: int, _: object) -> NoReturn:
+        # As an exception, so that what is half written is removed on the way out.
+        stopped_by.append(number)
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         app()
-    except ToolkitError as error:
-        _fail(error)
-    except OSError as error:
-        # Permissions and full disks at places that no command has a word of its own for.
-        _fail(ToolkitError(error.strerror or str(error), where=error.filename))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    except BaseException as error:
+        if stopped_by:
+            # Cleaning up may have failed on the way, as torch's does in the middle of a file.
+            sys.exit(128 + stopped_by[0])
+        if isinstance(error, ToolkitError):
+            _fail(error)
+        if isinstance(error, OSError):
+            # Permissions and full disks at places that no command has a word of its own for.
+            _fail(ToolkitError(error.strerror or str(error), where=error.filename))
+        raise
 
 
 def _fail(error: ToolkitError) -> NoReturn:
@@ -56,8 +67,3 @@ def _fail(error: ToolkitError) -> NoReturn:
     with contextlib.suppress(OSError):
         print_error(error, as_json="--json" in sys.argv)
     sys.exit(FAILURE)
-
-
-def _stop(number: int, _: object) -> NoReturn:
-    # As an exception, so that what is half written is removed on the way out.
-    sys.exit(128 + number)
