@@ -23,9 +23,14 @@ class Consumer(str, Enum):
         """Whether comments and other HJSON end it; DeepSpeed itself takes them."""
         return self is not Consumer.NATIVE
 
+    @property
+    def resolved(self) -> frozenset[str]:
+        """The keys, with dots between sections, where it puts a value in the place of `"auto"`."""
+        return _RESOLVED[self]
+
     def resolves(self, path: tuple[str, ...]) -> bool:
         """Whether it puts a value where `"auto"` stands at this path."""
-        return ".".join(path) in _RESOLVED[self]
+        return ".".join(path) in self.resolved
 
 
 _TITLES = {

@@ -28,7 +28,10 @@ def apply_fixes(document: Document, findings: Iterable[Finding]) -> tuple[Docume
 
 def apply_edit(document: Document, edit: Edit) -> Document | None:
     """The document with one member changed; None where that cannot be done safely."""
-    wanted = _edited_data(document.data, edit)
+    try:
+        wanted = _edited_data(document.data, edit)
+    except RecursionError:
+        return None
     text = _edited_text(document, edit) if wanted is not None else None
     if text is None:
         return None

@@ -29,16 +29,15 @@ def accumulation_under_lightning(config: Config) -> Iterator[Problem]:
 
 @rule("DS802", "no-zero-under-accelerate", Severity.ERROR)
 def no_zero_under_accelerate(config: Config) -> Iterator[Problem]:
-    """Accelerate refuses a configuration without `zero_optimization`, and so does the Trainer that uses it.
+    """Accelerate refuses a configuration without `zero_optimization`.
 
     Bad (consumer=accelerate):
         {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}
     Good (consumer=accelerate):
         {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0}}
     """
-    wants = config.consumer in (Consumer.ACCELERATE, Consumer.HF)
-    if wants and "zero_optimization" not in config.data:
-        message = f"{config.consumer.label} wants `zero_optimization`"
+    if config.consumer is Consumer.ACCELERATE and "zero_optimization" not in config.data:
+        message = "Accelerate wants `zero_optimization`"
         yield Problem("", message, 'add "zero_optimization": {"stage": 0}, or another stage')
 
 
