@@ -70,7 +70,7 @@ test-config: $(INSTALLED)
 
 .PHONY: corpus
 corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
-	PYTHONPATH=tests $(BIN)/python tests/contract/corpus.py $(CORPUS)
+	$(BIN)/python tests/corpus.py $(CORPUS)
 
 .PHONY: test-consolidate
 test-consolidate: $(INSTALLED)

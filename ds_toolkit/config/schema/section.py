@@ -40,6 +40,8 @@ def _no_boolean(value: object) -> object:
 Unwritable = Annotated[None, BeforeValidator(_refuse), WithJsonSchema({"not": {}})]
 NotBoolean = BeforeValidator(_no_boolean)
 AnyObject = dict[str, Any]
+# The default of a key that may be left out but not be null.
+ABSENT: Any = None
 Elements = int
 
 
