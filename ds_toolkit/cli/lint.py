@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,14 +101,16 @@ def _lint_one(
 
         found = lint_hostfile(parse_hostfile_text(read.text, read.name))
     else:
+        from ds_toolkit.config.linter import ABOUT_UNKNOWN_KEYS
         from ds_toolkit.config.linter import lint as lint_config
         from ds_toolkit.config.reader import read_config_text
 
         def look(document: Document) -> list[Finding]:
-            newer = _is_newer_deepspeed()
-            everything = lint_config(
-                document, world_size=world_size, consumer=consumer, newer_deepspeed=newer
-            )
+            lint_for = functools.partial(lint_config, document, world_size=world_size, consumer=consumer)
+            everything = lint_for()
+            # Asking for the installed version takes a while, and few findings depend on it.
+            if any(finding.code in ABOUT_UNKNOWN_KEYS for finding in everything) and _is_newer_deepspeed():
+                everything = lint_for(newer_deepspeed=True)
             return [finding for finding in everything if finding.code not in ignored]
 
         document = read_config_text(read.text, read.name)

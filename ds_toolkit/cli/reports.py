@@ -184,24 +184,36 @@ def _sentence(finding: Finding) -> str:
 
 
 def _print_text(findings: Sequence[Finding], num_files: int) -> None:
+    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
+    shown = [f"{count} {_plural(severity, count)}" for severity, count in counts.items() if count]
+    files = f"{num_files} file{'' if num_files == 1 else 's'}"
+    summary = f"{', '.join(shown) or 'nothing found'} in {files}"
+    if not sys.stdout.isatty():
+        # What is not seen needs no colours, and starts sooner without the library that makes them.
+        blocks = ["".join(text for text, _ in _block(finding)) for finding in findings]
+        sys.stdout.write("\n".join([*blocks, summary]) + "\n")
+        return
     from rich.text import Text
 
-    from ds_toolkit.cli.catalogue import all_rules
     from ds_toolkit.cli.output import console
 
     out = console()
     for finding in findings:
-        line = Text(f"{finding.where}: ")
-        line.append(finding.severity.value, style=_STYLES[finding.severity])
-        line.append(f" {finding.code} {all_rules()[finding.code].name}\n", style="bold")
-        line.append(f"  {finding.message}")
-        if finding.fix is not None:
-            line.append(f"\n  fix: {finding.fix}", style="green")
-        out.print(line)
-    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
-    shown = [f"{count} {_plural(severity, count)}" for severity, count in counts.items() if count]
-    files = f"{num_files} file{'' if num_files == 1 else 's'}"
-    out.print(f"{', '.join(shown) or 'nothing found'} in {files}", markup=False)
+        out.print(Text.assemble(*_block(finding)))
+    out.print(summary, markup=False)
+
+
+def _block(finding: Finding) -> list[tuple[str, str]]:
+    """The lines about one finding, in pieces with a style each."""
+    from ds_toolkit.cli.catalogue import all_rules
+
+    pieces = [
+        (f"{finding.where}: ", ""),
+        (finding.severity.value, _STYLES[finding.severity]),
+        (f" {finding.code} {all_rules()[finding.code].name}\n", "bold"),
+        (f"  {finding.message}", ""),
+    ]
+    return pieces if finding.fix is None else [*pieces, (f"\n  fix: {finding.fix}", "green")]
 
 
 def _plural(severity: Severity, count: int) -> str:

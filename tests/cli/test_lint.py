@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import stat
 import sys
 from pathlib import Path
@@ -85,6 +86,17 @@ def test_text_says_where_what_and_how(ds_toolkit: Command) -> None:
     assert err == ""
     assert ds_toolkit("lint", "clean.json", "warning.json")[1].splitlines()[-1] == "1 warning in 2 files"
     assert ds_toolkit("lint", "clean.json")[1] == "nothing found in 1 file\n"
+
+
+def test_a_terminal_gets_the_same_words_in_colours(
+    ds_toolkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ds_toolkit("lint", "broken.json", "warning.json")[1]
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = ds_toolkit("lint", "broken.json", "warning.json")[1]
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
 
 
 def test_json_has_its_version_and_its_keys(ds_toolkit: Command) -> None:
@@ -275,10 +287,12 @@ def test_fix_shows_a_diff_then_mends_and_reports_the_rest(ds_toolkit: Command, t
 
 def test_fix_leaves_a_machine_its_report_and_clean_files_alone(ds_toolkit: Command, tmp_path: Path) -> None:
     before = (tmp_path / "clean.json").stat()
+    identity = (before.st_ino, before.st_mtime_ns)
     _, out, err = ds_toolkit("lint", "clean.json", "broken.json", "--fix", "--format", "json")
     assert [finding["code"] for finding in json.loads(out)["findings"]] == ["DS001"]
     assert '+  "train_batch_size": 8,' in err
-    assert (tmp_path / "clean.json").stat() == before
+    after = (tmp_path / "clean.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == identity
     assert ds_toolkit("lint", "broken.json", "--fix", "--ignore", "DS001")[0] == 0
 
 
