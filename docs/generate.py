@@ -37,8 +37,8 @@ def rules_page() -> str:
         "<!-- Written by `make docs` from the docstrings of the rules; change those. -->",
         "",
         f"`ds-toolkit lint` knows {len(rules)} rules. Codes are permanent. `ds-toolkit explain CODE` prints",
-        "a rule's manual; `--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its own",
-        "rule, and every *Good* one is clean under all of them; the tests hold that.",
+        "a rule's manual; `--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its",
+        "own rule, and every *Good* one is clean under all of them; the tests hold that.",
         "",
     ]
     for family in dict.fromkeys(_family(rule) for rule in rules):
