@@ -180,6 +180,11 @@ def test_kinds_are_told_by_name_and_then_by_content(
     assert {finding["file"] for finding in findings} == {"<stdin>" if name == "-" else name}
 
 
+def test_rules_of_other_files_can_be_ignored_too(ds_toolkit: Command, tmp_path: Path) -> None:
+    (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
+    assert ds_toolkit("lint", ".deepspeed_env", "--ignore", "debugging-left-on")[0] == 0
+
+
 def test_the_kind_can_be_said(ds_toolkit: Command, tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text("NCCL_DEBUG=INFO\n")
     assert "DS724" in ds_toolkit("lint", "env.json", "--kind", "env")[1]
