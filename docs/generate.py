@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_toolkit.cli.catalogue import all_rules
+from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 
+OLDEST, NEWEST = SUPPORTED_DEEPSPEED
 FOLDER = Path(__file__).parent
 FAMILIES = {
     "DS00": "Keys, sections and values",
@@ -19,6 +21,7 @@ FAMILIES = {
     "DS2": "ZeRO",
     "DS3": "Precision",
     "DS4": "Offloading",
+    "DS55": "Several files at once",
     "DS5": "Communication",
     "DS6": "Checkpoints",
     "DS70": "Environment file: lines",
@@ -39,6 +42,9 @@ def rules_page() -> str:
         f"`ds-toolkit lint` knows {len(rules)} rules. Codes are permanent. `ds-toolkit explain CODE` prints",
         "a rule's manual; `--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its",
         "own rule, and every *Good* one is clean under all of them; the tests hold that.",
+        "",
+        f"What DeepSpeed knows is written down for versions {OLDEST} to {NEWEST}. On a newer one, keys that",
+        "are not known here are warnings instead of errors.",
         "",
     ]
     for family in dict.fromkeys(_family(rule) for rule in rules):

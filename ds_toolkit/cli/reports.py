@@ -72,9 +72,9 @@ def as_json(finding: Finding) -> dict[str, object]:
 def as_sarif(findings: Sequence[Finding], errors: Sequence[ToolkitError]) -> dict[str, object]:
     """A log in the Static Analysis Results Interchange Format, version 2.1.0 (OASIS)."""
     from ds_toolkit import __version__
-    from ds_toolkit.cli.catalogue import all_rules
+    from ds_toolkit.cli.catalogue import rules_of_files
 
-    rules = all_rules()
+    rules = rules_of_files()
     used = sorted({finding.code for finding in findings})
     driver = {
         "name": "ds-toolkit",
@@ -142,10 +142,10 @@ def _sarif_locations(
 
 
 def _annotation(finding: Finding) -> str:
-    from ds_toolkit.cli.catalogue import all_rules
+    from ds_toolkit.cli.catalogue import rules_of_files
 
     where = finding.where
-    title = f"{finding.code} {all_rules()[finding.code].name}"
+    title = f"{finding.code} {rules_of_files()[finding.code].name}"
     return _github_command(
         _GITHUB[finding.severity], where.file, where.line, where.column, title, _sentence(finding)
     )
@@ -205,12 +205,12 @@ def _print_text(findings: Sequence[Finding], num_files: int) -> None:
 
 def _block(finding: Finding) -> list[tuple[str, str]]:
     """The lines about one finding, in pieces with a style each."""
-    from ds_toolkit.cli.catalogue import all_rules
+    from ds_toolkit.cli.catalogue import rules_of_files
 
     pieces = [
         (f"{finding.where}: ", ""),
         (finding.severity.value, _STYLES[finding.severity]),
-        (f" {finding.code} {all_rules()[finding.code].name}\n", "bold"),
+        (f" {finding.code} {rules_of_files()[finding.code].name}\n", "bold"),
         (f"  {finding.message}", ""),
     ]
     return pieces if finding.fix is None else [*pieces, (f"\n  fix: {finding.fix}", "green")]

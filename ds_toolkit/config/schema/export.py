@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings
+from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.config.schema.section import RawSection, Section
 from ds_toolkit.config.schema.top_level import DsConfig
 
@@ -41,7 +42,8 @@ def json_schema() -> dict[str, Any]:
         SECTION: guard,
     }
     del schema["title"]
-    return {"$schema": DIALECT, "title": "ds_config", **schema}
+    about = f"{schema.pop('description')} Written down for DeepSpeed {SUPPORTED_DEEPSPEED[1]}."
+    return {"$schema": DIALECT, "title": "ds_config", "description": about, **schema}
 
 
 def _sections(definitions: dict[str, Any]) -> list[tuple[type[Section], dict[str, Any]]]:
