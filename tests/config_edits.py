@@ -75,13 +75,13 @@ GOOD: list[dict[str, Any]] = [
 # World size with which each of them is right.
 RANKS = 4
 
-SCALARS = st.sampled_from(
-    [
-        *(None, True, False, 0, 1, 2, 3, 4, -1, 7, 8, 16, 0.5, 1.0, 2.5, -0.5, 1e9, 1e-10, 10**20),
-        *("auto", "", "8", "2.5", "5e8", "true", "false", "yes", "cpu", "nvme", "none", "gpu", "/nvme"),
-        *("fp16", "bf16", "fp32", "float32", "sum", "mean", "Warn", "FAST", "adamw", "info", "nan", "-inf"),
-    ]
-)
+SCALAR_VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, 4, -1, 7, 8, 16, 0.5, 1.0, 2.5, -0.5, 1e9, 1e-10, 10**20),
+    *("auto", "", "8", "2.5", "5e8", "true", "false", "yes", "cpu", "nvme", "none", "gpu", "/nvme"),
+    *("fp16", "bf16", "fp32", "float32", "sum", "mean", "Warn", "FAST", "adamw", "info", "nan", "-inf"),
+    *([], ["x"], [1], {}, {"enabled": True}, {"x": 1}),
+]
+SCALARS = st.sampled_from(SCALAR_VALUES)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.sampled_from(["enabled", "x"]), SCALARS)
 
 
