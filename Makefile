@@ -74,6 +74,7 @@ docs: $(INSTALLED) ## write the pages that come from the code
 
 .PHONY: corpus
 corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
+	@test -d "$(CORPUS)" || { echo "error: say which folder: make corpus CORPUS=path/to/configs"; exit 2; }
 	$(BIN)/python tests/corpus.py $(CORPUS)
 
 .PHONY: test-consolidate
