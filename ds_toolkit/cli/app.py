@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from ds_toolkit.cli import consolidate, gen_config
-from ds_toolkit.cli.output import print_error
+from ds_toolkit.cli import consolidate, explain, gen_config, lint, schema
 from ds_toolkit.errors import ToolkitError
 
 FAILURE = 2
@@ -25,6 +24,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("gen-config")(gen_config.gen_config)
+app.command("lint")(lint.lint)
+app.command("explain")(explain.explain)
+app.command("schema")(schema.schema)
 app.command("consolidate")(consolidate.consolidate)
 
 
@@ -63,6 +65,9 @@ def run() -> None:
 
 
 def _fail(error: ToolkitError) -> NoReturn:
+    # Rarely needed, and it loads rich.
+    from ds_toolkit.cli.output import print_error
+
     # Standard output may be the very thing that failed; standard error has the word then.
     with contextlib.suppress(OSError):
         print_error(error, as_json="--json" in sys.argv)

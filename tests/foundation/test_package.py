@@ -16,6 +16,7 @@ import pytest
 import ds_toolkit
 
 PACKAGE = jobs.REPOSITORY / "ds_toolkit"
+EXAMPLE = str(jobs.REPOSITORY / ".deepspeed_env.example")
 
 
 def test_public_names() -> None:
@@ -40,6 +41,9 @@ def test_public_names() -> None:
         ["-m", "ds_toolkit", "gen-config", "--help"],
         ["-m", "ds_toolkit", "gen-config", "--model", "1M", "--dry-run"],
         ["-m", "ds_toolkit", "consolidate", "--help"],
+        ["-m", "ds_toolkit", "lint", EXAMPLE],
+        ["-m", "ds_toolkit", "explain", "DS001"],
+        ["-m", "ds_toolkit", "schema"],
         ["-m", "ds_toolkit", "--version"],
         ["-c", "import ds_toolkit; ds_toolkit.GuardSettings; ds_toolkit.ToolkitError"],
     ],
