@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from ds_toolkit.resilience.cadence import cadence_for
 from ds_toolkit.resilience.capture import run_shape
 from ds_toolkit.resilience.hooks import EngineHooks
 from ds_toolkit.resilience.rank_state import Stateful, tracked_states
-from ds_toolkit.resilience.reporting import logger, make_heard
+from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
 from ds_toolkit.resilience.save import SavedCheckpoint
 from ds_toolkit.resilience.tenancy import Tenancy
@@ -191,8 +192,10 @@ class CheckpointGuard:
         step = int(self.engine.global_steps)
         if step > 0 and step != self._committed_step:
             if self._accumulated():
-                self._warn(
-                    "the last %d micro-steps end with no optimizer step: they are lost", self._accumulated()
+                on_rank_0(
+                    logging.WARNING,
+                    "the last %d micro-steps end with no optimizer step: they are lost",
+                    self._accumulated(),
                 )
             self._save(None, protect=False)
         self._detach()
@@ -275,7 +278,7 @@ class CheckpointGuard:
         self._committed_step = resumed.step
         self._has_resumed = True
         self._cadence.moved_to(resumed.step)
-        self._report("resumed from %s (step %d, %s)", resumed.tag, resumed.step, resumed.kind)
+        on_rank_0(logging.INFO, "resumed from %s (step %d, %s)", resumed.tag, resumed.step, resumed.kind)
         return resumed
 
     def _save(self, tag: str | None, protect: bool) -> str:
@@ -301,8 +304,12 @@ class CheckpointGuard:
         self._committed_step = step
         self._cadence.saved(step)
         self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
-        self._report(
-            "saved %s: %s in %s", tag, format_bytes(manifest.total_bytes), format_seconds(stall_seconds)
+        on_rank_0(
+            logging.INFO,
+            "saved %s: %s in %s",
+            tag,
+            format_bytes(manifest.total_bytes),
+            format_seconds(stall_seconds),
         )
         return tag
 
@@ -311,11 +318,3 @@ class CheckpointGuard:
         if isinstance(self.engine, PipelineEngine):
             return 0
         return int(self.engine.micro_steps % self.engine.gradient_accumulation_steps())
-
-    def _warn(self, message: str, *values: object) -> None:
-        if self._is_first:
-            logger.warning(message, *values)
-
-    def _report(self, message: str, *values: object) -> None:
-        if self._is_first:
-            logger.info(message, *values)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import logging
 
+from ds_toolkit.resilience import agreement
+
 logger = logging.getLogger("ds_toolkit")
+
+
+def on_rank_0(level: int, message: str, *values: object) -> None:
+    """Say something once for the run, and not once a rank."""
+    if agreement.rank() == 0:
+        logger.log(level, message, *values)
 
 
 def make_heard() -> None:

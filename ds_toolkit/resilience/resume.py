@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ds_toolkit.findings import Finding
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, read_shards
 from ds_toolkit.resilience.rank_state import Stateful, load_rank_state, restore_buffers, restore_random_states
-from ds_toolkit.resilience.reporting import logger
+from ds_toolkit.resilience.reporting import logger, on_rank_0
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ def choose(
             chosen = candidate
             break
         passed_over.append(PassedOver(candidate.tag, tuple(findings)))
-    if agreement.rank() == 0:
-        for broken in passed_over:
-            logger.warning("checkpoint passed over: %s", broken)
+    for broken in passed_over:
+        on_rank_0(logging.WARNING, "checkpoint passed over: %s", broken)
     if chosen is None and passed_over and not allow_fresh:
         raise ToolkitError(
             "there are checkpoints, and none of them is whole",
