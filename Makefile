@@ -68,6 +68,10 @@ test-foundation: $(INSTALLED)
 test-config: $(INSTALLED)
 	$(call part,config,$(PYTEST) tests/config tests/env tests/plan tests/advise)
 
+.PHONY: corpus
+corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
+	PYTHONPATH=tests $(BIN)/python tests/contract/corpus.py $(CORPUS)
+
 .PHONY: test-consolidate
 test-consolidate: $(INSTALLED)
 	$(call part,consolidate,$(PYTEST) tests/checkpoint tests/convert)

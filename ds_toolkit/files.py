@@ -36,6 +36,15 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
+def write_in_place(path: Path, data: bytes) -> None:
+    """Give an existing file new content as `write_whole` does; its mode stays, and so does a link to it."""
+    target = path.resolve()
+    mode = target.stat().st_mode
+    with whole_file(target) as partial:
+        partial.write_bytes(data)
+        partial.chmod(mode & 0o7777)
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to; it takes the place of `path` if the block ends well and is removed if it does not.

@@ -29,15 +29,43 @@ class Where:
         return " ".join(part for part in (place, self.pointer) if part)
 
 
+class _Unchanged(Enum):
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = _Unchanged.UNCHANGED
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one member of a configuration that mends a finding and can do no harm.
+
+    Attributes:
+        pointer: the member.
+        key: its new name; None keeps the name.
+        value: its new value; `UNCHANGED` keeps the value.
+        section: the pointer of the object that it moves to; None leaves it where it is.
+    """
+
+    pointer: str
+    key: str | None = None
+    value: object = UNCHANGED
+    section: str | None = None
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: a permanent code, how bad it is, where, what, and how to mend it."""
+    """One thing found: a permanent code, how bad it is, where, what, and how to mend it.
+
+    `edit` is there where the toolkit can mend it by itself.
+    """
 
     code: str
     severity: Severity
     message: str
     where: Where = field(default_factory=Where)
     fix: str | None = None
+    edit: Edit | None = field(default=None, compare=False)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ds_toolkit.findings import Finding, Severity, Where
+from ds_toolkit.findings import Edit, Finding, Severity, Where
 
 Subject = TypeVar("Subject")
 
@@ -27,11 +27,15 @@ class Problem:
         pointer: the place: a JSON pointer in a config, a line number in a file that is read line by line.
         message: what is wrong, in one line, no full stop.
         fix: how to mend it.
+        edit: the same for a machine, where that is safe.
+        severity: where it is not as bad as the rule says in general.
     """
 
     pointer: str
     message: str
     fix: str | None = None
+    edit: Edit | None = None
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,14 @@ class Registry(Generic[Subject]):
     def findings(self, subject: Subject, where: Callable[[str], Where]) -> list[Finding]:
         """What all rules have to say about a subject; `where` turns a problem's pointer into a place."""
         return [
-            Finding(rule.code, rule.severity, problem.message, where(problem.pointer), problem.fix)
+            Finding(
+                rule.code,
+                problem.severity or rule.severity,
+                problem.message,
+                where(problem.pointer),
+                problem.fix,
+                problem.edit,
+            )
             for rule in self
             for problem in rule.check(subject)
         ]

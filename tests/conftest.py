@@ -1,4 +1,4 @@
-"""What all tests share: checkpoints that DeepSpeed wrote, and the rule that no test is left out in silence."""
+"""What all tests share: checkpoints that DeepSpeed wrote, and that no test is left out in silence."""
 
 from __future__ import annotations
 

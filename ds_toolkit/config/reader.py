@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,23 @@ from ds_toolkit.units import format_bytes
 
 # The longest configs in the wild are a few kilobytes; a checkpoint named by mistake is not worth parsing.
 MAX_BYTES = 8 * 2**20
+_PLAIN = re.compile(r"true|false|null|-?[0-9.]+([eE][-+]?[0-9]+)?")
 _NEEDS_QUOTES = re.compile(r"""[{}\[\],:\s"'\\]""")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a member lies in a text, in characters from its start.
+
+    Attributes:
+        key: the first character of the key, quotes counted; of the value where the key is not found or none.
+        value: the first character of the value.
+        end: the one behind the value.
+    """
+
+    key: int
+    value: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -28,19 +46,45 @@ class Document:
     Attributes:
         data: what the text says.
         file: the name to show to people, None where there is none.
+        text: the text itself.
+        spans: the place of every pointer but the root's.
+        repeated: places of keys that had been said before in the same object, with the pointers.
     """
 
     data: dict[str, object]
     file: str | None
-    _text: str = field(repr=False)
-    _offsets: dict[str, int] = field(repr=False)
+    text: str = field(repr=False)
+    spans: dict[str, Span] = field(repr=False)
+    repeated: list[tuple[str, int]] = field(default_factory=list)
 
     def where(self, pointer: str) -> Where:
         """The place of a key (or of an item of a list); or of the nearest thing around it."""
         near = pointer
-        while near and near not in self._offsets:
+        while near and near not in self.spans:
             near = near.rpartition("/")[0]
-        return Where(self.file, pointer, *_line_and_column(self._text, self._offsets.get(near, 0)))
+        offset = self.spans[near].key if near in self.spans else 0
+        return Where(self.file, pointer, *_line_and_column(self.text, offset))
+
+    def at(self, pointer: str, offset: int) -> Where:
+        """A place in the text by its offset, as something to say about this pointer."""
+        return Where(self.file, pointer, *_line_and_column(self.text, offset))
+
+    @functools.cached_property
+    def is_json(self) -> bool:
+        """Whether the text is JSON proper: no comments, no bare words, no trailing commas."""
+        try:
+            json.loads(self.text)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def bare_words(self) -> Iterator[tuple[str, str]]:
+        """Texts that stand without quotes, with their pointers; HJSON ends them at the end of the line."""
+        for pointer, span in self.spans.items():
+            if self.text[span.value : span.value + 1] not in tuple("\"'{["):
+                value = self.text[span.value : span.end].strip()
+                if not _PLAIN.fullmatch(value):
+                    yield pointer, value
 
 
 def read_config(path: Path) -> Document:
@@ -71,8 +115,10 @@ def read_config(path: Path) -> Document:
 def read_config_text(text: str, file: str | None = None) -> Document:
     """Read a ds_config from text; an empty text is an empty object, as DeepSpeed has it.
 
+    Of a key that stands twice the last value counts, and `Document.repeated` names it.
+
     Raises:
-        ToolkitError: with line and column: it is not an object in JSON or HJSON, or a key stands twice.
+        ToolkitError: with line and column: it is not an object in JSON or HJSON.
     """
     decoder = _PositionDecoder()
 
@@ -84,9 +130,6 @@ def read_config_text(text: str, file: str | None = None) -> Document:
 
     try:
         data = decoder.decode(text)
-    except _DuplicateKeyError as error:
-        why = "DeepSpeed refuses a configuration that says the same thing twice"
-        raise refuse(f"the key `{error.key}` stands twice", error.offset, why, "keep one of them") from error
     except hjson.HjsonDecodeError as error:
         found = repr(text[error.pos : error.pos + 1]) if error.pos < len(text) else "the end of the text"
         why = f"{error.msg.replace('%r', found)}; found {found}"
@@ -100,14 +143,8 @@ def read_config_text(text: str, file: str | None = None) -> Document:
     if not isinstance(data, dict):
         why = f"expected an object `{{...}}`, found {type(data).__name__}"
         raise refuse("this is not a configuration", 0, why, None)
-    return Document(data, file, text, decoder.offsets_of(data))
-
-
-class _DuplicateKeyError(Exception):
-    def __init__(self, key: str, offset: int) -> None:
-        super().__init__(key)
-        self.key = key
-        self.offset = offset
+    spans, repeated = decoder.places_of(data)
+    return Document(data, file, text, spans, repeated)
 
 
 class _PositionDecoder(HjsonDecoder):  # type: ignore[misc]  # hjson ships no types
@@ -116,54 +153,60 @@ class _PositionDecoder(HjsonDecoder):  # type: ignore[misc]  # hjson ships no ty
     def __init__(self) -> None:
         super().__init__()
         # Keyed by the id of the object or list; it stays valid, since each is a part of the result.
-        self._members: dict[int, dict[str | int, int]] = {}
+        self._members: dict[int, dict[str | int, Span]] = {}
+        self._repeated: dict[int, list[tuple[str, int]]] = {}
 
-        def object_with_offsets(state: Any, encoding: Any, strict: Any, scan: Any, *rest: Any) -> Any:
-            starts: list[int] = []
+        def object_with_places(state: Any, encoding: Any, strict: Any, scan: Any, *rest: Any) -> Any:
+            values: list[tuple[int, int]] = []
             text, _ = state
 
             def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
-                members: dict[str | int, int] = {}
-                for (key, _value), start in zip(pairs, starts, strict=True):
-                    offset = _key_offset(text, key, start)
-                    if key in members:
-                        raise _DuplicateKeyError(key, offset)
-                    members[key] = offset
+                spans: dict[str | int, Span] = {}
                 data = dict(pairs)
-                self._members[id(data)] = members
+                for (key, _value), (start, end) in zip(pairs, values, strict=True):
+                    span = Span(_key_offset(text, key, start), start, end)
+                    if key in spans:
+                        self._repeated.setdefault(id(data), []).append((key, span.key))
+                    spans[key] = span
+                self._members[id(data)] = spans
                 return data
 
             _object_hook, _pairs_hook, *memo = rest
-            return JSONObject(state, encoding, strict, _noting(scan, starts), None, build, *memo)
+            return JSONObject(state, encoding, strict, _noting(scan, values), None, build, *memo)
 
-        def array_with_offsets(state: Any, scan: Any) -> Any:
-            starts: list[int] = []
-            values, end = JSONArray(state, _noting(scan, starts))
-            self._members[id(values)] = dict(enumerate(starts))
-            return values, end
+        def array_with_places(state: Any, scan: Any) -> Any:
+            values: list[tuple[int, int]] = []
+            items, end = JSONArray(state, _noting(scan, values))
+            self._members[id(items)] = {
+                index: Span(start, start, after) for index, (start, after) in enumerate(values)
+            }
+            return items, end
 
-        self.parse_object, self.parse_array = object_with_offsets, array_with_offsets
+        self.parse_object, self.parse_array = object_with_places, array_with_places
         self.scan_once, self.scan_object_once = make_scanner(self)
 
-    def offsets_of(self, data: object) -> dict[str, int]:
-        """The offset of every pointer into data that this decoder made."""
-        offsets: dict[str, int] = {}
+    def places_of(self, data: object) -> tuple[dict[str, Span], list[tuple[str, int]]]:
+        """The span of every pointer into data that this decoder made, and the keys that were repeated."""
+        spans: dict[str, Span] = {}
+        repeated: list[tuple[str, int]] = []
         pending: list[tuple[str, Any]] = [("", data)]
         while pending:
             pointer, value = pending.pop()
+            repeated += [(pointer + json_pointer(key), at) for key, at in self._repeated.get(id(value), [])]
             items: Any = value.items() if isinstance(value, dict) else enumerate(value)
             for key, child in items:
                 child_pointer = pointer + json_pointer(key)
-                offsets[child_pointer] = self._members[id(value)][key]
+                spans[child_pointer] = self._members[id(value)][key]
                 if isinstance(child, dict | list):
                     pending.append((child_pointer, child))
-        return offsets
+        return spans, repeated
 
 
-def _noting(scan: Callable[[str, int], Any], starts: list[int]) -> Callable[[str, int], Any]:
+def _noting(scan: Callable[[str, int], Any], values: list[tuple[int, int]]) -> Callable[[str, int], Any]:
     def scan_and_note(text: str, offset: int) -> Any:
-        starts.append(offset)
-        return scan(text, offset)
+        value, end = scan(text, offset)
+        values.append((offset, end))
+        return value, end
 
     return scan_and_note
 

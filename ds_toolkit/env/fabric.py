@@ -56,6 +56,13 @@ def detect_host(root: Path = Path("/"), nvidia_smi: str = "nvidia-smi") -> Host:
     )
 
 
+def has_infiniband(root: Path = Path("/")) -> bool | None:
+    """Whether this host has InfiniBand or RoCE devices; None on one without GPUs, which trains nothing."""
+    if not (root / "proc/driver/nvidia").is_dir():
+        return None
+    return bool(_names(root / "sys/class/infiniband"))
+
+
 def _gpus(nvidia_smi: str) -> tuple[Gpu, ...]:
     command = [nvidia_smi, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:

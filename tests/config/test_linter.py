@@ -82,14 +82,14 @@ def test_the_nearest_batch_sizes_that_work_are_named() -> None:
 @pytest.mark.parametrize(
     ("zero", "expected"),
     [
-        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, []),
+        ({"stage": 1, "offload_optimizer": {"device": "cpu"}}, ["DS119"]),
         ({"offload_optimizer": {"device": "cpu"}}, ["DS401"]),
         ({"stage": "2", "offload_param": {"device": "nvme"}}, ["DS401"]),
         ({"stage": 2, "offload_param": {"device": "none"}}, []),
         ({"stage": 4}, ["DS201"]),
         ({"stage": None}, ["DS201"]),
-        (True, []),
-        (None, []),
+        (True, ["DS011"]),
+        (None, ["DS008"]),
     ],
 )
 def test_stages_and_offloading(zero: object, expected: list[str]) -> None:
@@ -100,5 +100,5 @@ def test_enabled_is_read_as_deepspeed_reads_it() -> None:
     fp16: dict[str, object] = {**BATCH, "fp16": {"enabled": "true"}}
     assert codes({**fp16, "bf16": {"enabled": 1}}) == [("DS301", "/fp16")]
     assert codes({**fp16, "bf16": {"enabled": "false"}}) == []
-    assert codes({**fp16, "bf16": {}, "bfloat16": {"enabled": True}}) == []
-    assert codes({**fp16, "bfloat16": {"enabled": True}}) == [("DS301", "/fp16")]
+    assert codes({**fp16, "bf16": {}, "bfloat16": {"enabled": True}}) == [("DS012", "/bfloat16")]
+    assert codes({**fp16, "bfloat16": {"enabled": True}}) == [("DS011", "/bfloat16"), ("DS301", "/fp16")]

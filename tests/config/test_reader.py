@@ -77,8 +77,6 @@ def test_json_means_what_json_says_and_every_key_is_found(
 @pytest.mark.parametrize(
     ("text", "place", "says"),
     [
-        ('{"a": 1,\n "a": 2}', "2:2", "the key `a` stands twice"),
-        ('{"b": {"c": 1, "c": 1}}', "1:16", "the key `c` stands twice"),
         ('{"a" 1}', "1:6", "Expecting ':' delimiter; found '1'"),
         ('{"a": [1,', "1:10", "found the end of the text"),
         ('{"a": 1} x', "1:10", "Extra data"),
@@ -101,6 +99,49 @@ def test_what_cannot_be_read_is_refused_with_its_place(text: str, place: str, sa
 def test_no_text_makes_the_reader_crash(text: str) -> None:
     with contextlib.suppress(ToolkitError):
         assert isinstance(read_config_text(text).data, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        ('{"a": 1,\n "a": 2}', [("/a", "2:2")]),
+        ('{"b": {"c": 1, "c": 1}}', [("/b/c", "1:16")]),
+        ('[{"b": 1, "b": 2, "b": 2}]', [("/0/b", "1:11"), ("/0/b", "1:19")]),
+        ('{"a": {"b": 1}, "c": {"b": 1}}', []),
+    ],
+)
+def test_keys_that_stand_twice_are_noted_with_their_places(
+    text: str, repeated: list[tuple[str, str]]
+) -> None:
+    inside = text if text.startswith("{") else f'{{"x": {text}}}'
+    shift = 0 if inside == text else len('{"x": ')
+    document = read_config_text(inside)
+    noted = [(pointer, document.at(pointer, offset)) for pointer, offset in document.repeated]
+    prefix = "/x" if shift else ""
+    assert [(pointer, f"{place.line}:{(place.column or 0) - shift}") for pointer, place in noted] == [
+        (prefix + pointer, place) for pointer, place in repeated
+    ]
+
+
+def test_spans_hold_keys_and_values() -> None:
+    document = read_config_text(HJSON)
+    for pointer, key, value in (
+        ("/train_batch_size", '"train_batch_size"', "8"),
+        ("/fp16/enabled", "'enabled'", "true"),
+        ("/odd~1~0key/1", '{"x": null}', '{"x": null}'),
+    ):
+        span = document.spans[pointer]
+        assert document.text[span.key :].startswith(key)
+        assert document.text[span.value : span.end].strip() == value
+
+
+def test_words_without_quotes_and_json_proper() -> None:
+    document = read_config_text("{\n a: cpu, b: 1\n c: true\n d: 1.5e3\n e: 'x'\n}")
+    assert document.data == {"a": "cpu, b: 1", "c": True, "d": 1500, "e": "x"}
+    assert list(document.bare_words()) == [("/a", "cpu, b: 1")]
+    assert not document.is_json
+    assert read_config_text('{"a": [1, true, null, "x", {}]}').is_json
+    assert list(read_config_text('{"a": [1, true, null, "x", {}]}').bare_words()) == []
 
 
 def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:

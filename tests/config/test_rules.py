@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ds_toolkit.config import rules
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.linter import lint
 from ds_toolkit.config.reader import read_config_text
 from ds_toolkit.config.rules import RULES
@@ -15,15 +16,29 @@ from ds_toolkit.config.subject import Config
 from ds_toolkit.findings import Finding
 from ds_toolkit.rules import Example, Rule
 
-FAMILIES = {"keys": "0", "batch": "1", "zero": "2", "precision": "3", "offload": "4", "toolkit": "6"}
+FAMILIES = {
+    **dict.fromkeys(("keys", "sections", "spelling", "values"), "0"),
+    **dict.fromkeys(("batch", "optimizer", "scheduler"), "1"),
+    "zero": "2",
+    "precision": "3",
+    "offload": "4",
+    "communication": "5",
+    **dict.fromkeys(("checkpoint", "toolkit"), "6"),
+    "consumers": "8",
+}
 BAD = [pytest.param(rule, example, id=rule.code) for rule in RULES for example in rule.bad]
 GOOD = [pytest.param(rule, example, id=rule.code) for rule in RULES for example in rule.good]
 
 
 def findings_of(example: Example) -> list[Finding]:
-    json.loads(example.text)
+    if example.context.get("text") != "hjson":
+        json.loads(example.text)
     world_size = example.context.get("world_size")
-    return lint(read_config_text(example.text), world_size=int(world_size) if world_size else None)
+    return lint(
+        read_config_text(example.text),
+        world_size=int(world_size) if world_size else None,
+        consumer=Consumer(example.context.get("consumer", "native")),
+    )
 
 
 @pytest.mark.parametrize(("rule", "example"), BAD)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ds_toolkit.env.fabric import Gpu, detect_host
+from ds_toolkit.env.fabric import Gpu, detect_host, has_infiniband
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -72,3 +72,11 @@ def test_devices_are_the_names_in_sys(tmp_path: Path) -> None:
     host = detect_host(tmp_path, "none")
     assert host.infiniband_devices == ("mlx5_0", "mlx5_1")
     assert host.network_interfaces == ("eth0", "lo")
+
+
+def test_infiniband_is_unknown_on_a_host_without_gpus(tmp_path: Path) -> None:
+    assert has_infiniband(tmp_path) is None
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    assert has_infiniband(tmp_path) is False
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert has_infiniband(tmp_path) is True

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
-from ds_toolkit.config.rules import batch, keys, offload, precision, toolkit, zero
+from ds_toolkit.config.rules import (
+    batch,
+    checkpoint,
+    communication,
+    consumers,
+    keys,
+    offload,
+    optimizer,
+    precision,
+    scheduler,
+    sections,
+    spelling,
+    toolkit,
+    values,
+    zero,
+)
 from ds_toolkit.config.rules.registry import RULES
 
-__all__ = ["RULES", "batch", "keys", "offload", "precision", "toolkit", "zero"]
+__all__ = [
+    "RULES",
+    "batch",
+    "checkpoint",
+    "communication",
+    "consumers",
+    "keys",
+    "offload",
+    "optimizer",
+    "precision",
+    "scheduler",
+    "sections",
+    "spelling",
+    "toolkit",
+    "values",
+    "zero",
+]

@@ -1,25 +1,41 @@
-"""DS0xx: keys that DeepSpeed does not know, or knows no longer."""
+"""DS0xx: keys that DeepSpeed does not know, knows no longer, or knows elsewhere."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Iterator
 
 from ds_toolkit.config.guard_settings import SECTION
+from ds_toolkit.config.members import PRIVATE_PREFIXES, Member, known_keys
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema import (
+    RELOCATED_KEYS,
     REMOVED_TOP_LEVEL_KEYS,
     REMOVED_ZERO_KEYS,
     TOP_LEVEL_KEYS,
-    ZERO_KEYS,
-    ZERO_SHORT_NAMES,
+    DsConfig,
+    Section,
 )
 from ds_toolkit.config.subject import Config, json_pointer
-from ds_toolkit.findings import Severity
+from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
 
 # difflib's ratio: 0.8 is one wrong letter in five, which no two real keys' confusion reaches by accident.
 _SMALL_EDIT = 0.8
+# Arguments of torch.nn.parallel.DistributedDataParallel, which DeepSpeed takes the place of.
+_DDP_ARGUMENTS = {
+    "find_unused_parameters": "remove it: `zero_optimization.ignore_unused_parameters` is on already, at no"
+    " cost, while DDP walks the graph at every step",
+    "static_graph": "remove it",
+    "bucket_cap_mb": "remove it; `zero_optimization.reduce_bucket_size` counts elements",
+    "gradient_as_bucket_view": "remove it; `zero_optimization.contiguous_gradients` is on already",
+    "broadcast_buffers": "remove it",
+}
+# Loss scaling is fp16's; in bf16 these have a rule of their own.
+LOSS_SCALING = frozenset(
+    {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}
+)
 
 
 @rule("DS001", "misspelt-key", Severity.ERROR)
@@ -27,18 +43,22 @@ def misspelt_key(config: Config) -> Iterator[Problem]:
     """A top-level key is a small edit away from one that DeepSpeed reads, so it is taken for a slip.
 
     DeepSpeed ignores unknown keys at the top level in silence: the run starts with the default instead.
-    With `zero_optimisation` it trains without ZeRO.
+    With `zero_optimisation` it trains without ZeRO. A key that ends in a blank is such a slip too.
 
     Bad:
         {"train_batch_size": 8, "zero_optimisation": {"stage": 3}}
+    Bad:
+        {"train_batch_size": 8, "gradient_clipping ": 0.5}
     Good:
         {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
     """
     for key in _unknown_keys(config):
         near = _nearest(key, TOP_LEVEL_KEYS)
-        if near and key not in ZERO_KEYS:
+        if near and not _elsewhere(key):
             message = f"DeepSpeed does not know `{key}` and ignores it"
-            yield Problem(json_pointer(key), message, f"did you mean `{near}`?")
+            yield Problem(
+                json_pointer(key), message, f"did you mean `{near}`?", severity=_unknown_severity(config)
+            )
 
 
 @rule("DS002", "unknown-key", Severity.WARNING)
@@ -53,7 +73,7 @@ def unknown_key(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "x-experiment": "second try", "_note": "ours", "$schema": "x.json"}
     """
     for key in _unknown_keys(config):
-        if not _nearest(key, TOP_LEVEL_KEYS) and key not in ZERO_KEYS:
+        if not _nearest(key, TOP_LEVEL_KEYS) and not _elsewhere(key) and key not in _DDP_ARGUMENTS:
             message = f"DeepSpeed does not know `{key}` and ignores it"
             yield Problem(json_pointer(key), message, f"remove it, or call it `x-{key}`")
 
@@ -66,6 +86,8 @@ def removed_key(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "amp": {"enabled": false}}
     Bad:
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "mics_shard_size": 8}}
+    Bad:
+        {"train_batch_size": 8, "elasticity": {"enabled": true, "max_train_batch_size": 2000}}
     Good:
         {"train_batch_size": 8, "bf16": {"enabled": true}}
     """
@@ -77,46 +99,156 @@ def removed_key(config: Config) -> Iterator[Problem]:
 
 @rule("DS004", "unknown-section-key", Severity.ERROR)
 def unknown_section_key(config: Config) -> Iterator[Problem]:
-    """A key inside `zero_optimization` is none that DeepSpeed knows; it refuses to start.
+    """A key inside a section is none that DeepSpeed knows there; it refuses to start.
+
+    So do `zero_optimization`, `fp16`, `bf16`, `tensor_parallel`, `compile` and the monitors; other sections
+    ignore what they do not know.
 
     Bad:
         {"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_com": true}}
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "aio": {"block_size": 1048576}}}
     Good:
         {"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": true}}
     """
-    known = {*ZERO_KEYS, *ZERO_SHORT_NAMES}
-    for key in config.section("zero_optimization"):
-        if key in known or key in REMOVED_ZERO_KEYS:
-            continue
-        near = _nearest(key, known)
-        if near:
-            fix = f"did you mean `{near}`?"
-        else:
-            fix = f"`{key}` belongs at the top level" if key in TOP_LEVEL_KEYS else "remove it"
-        message = f"DeepSpeed refuses `{key}` in `zero_optimization`"
-        yield Problem(json_pointer("zero_optimization", key), message, fix)
+    for member in config.members:
+        removed = member.path[0] == "zero_optimization" and member.key in REMOVED_ZERO_KEYS
+        loss_scaling = member.path[0] in ("bf16", "bfloat16") and member.key in LOSS_SCALING
+        if member.known is None and not member.section.read_raw and not removed and not loss_scaling:
+            yield _stray(config, member, "refuses")
 
 
 @rule("DS005", "misplaced-key", Severity.ERROR)
 def misplaced_key(config: Config) -> Iterator[Problem]:
-    """A key of `zero_optimization` stands at the top level, where DeepSpeed ignores it in silence.
+    """A key of a section stands at the top level, where DeepSpeed ignores it in silence.
 
     Bad:
-        {"train_batch_size": 8, "offload_optimizer": {"device": "cpu"}, "zero_optimization": {"stage": 2}}
+        {"train_batch_size": 8, "offload_param": {"device": "cpu"}, "zero_optimization": {"stage": 3}}
+    Bad:
+        {"train_batch_size": 8, "load_universal_checkpoint": true}
     Good:
-        {"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
     """
     for key in _unknown_keys(config):
-        if key in ZERO_KEYS:
-            message = f"DeepSpeed ignores `{key}` at the top level"
-            yield Problem(json_pointer(key), message, "move it into `zero_optimization`")
+        place = _elsewhere(key)
+        if place is None:
+            continue
+        message = f"DeepSpeed ignores `{key}` at the top level"
+        section, _, name = place.rpartition(".")
+        if name != key:
+            yield Problem(json_pointer(key), message, f"write `{place}`")
+        else:
+            edit = Edit(json_pointer(key), section=json_pointer(*section.split(".")))
+            yield Problem(json_pointer(key), message, f"move it into `{section}`", edit)
+
+
+@rule("DS006", "ignored-section-key", Severity.ERROR)
+def ignored_section_key(config: Config) -> Iterator[Problem]:
+    """A key inside a section is none that DeepSpeed reads there, and it ignores it in silence.
+
+    Sections such as `checkpoint`, `activation_checkpointing`, `optimizer`, `aio` and `flops_profiler` are
+    read key by key. With `use_node_local` instead of `use_node_local_storage` nothing is stored on local
+    disks.
+
+    Bad:
+        {"train_batch_size": 8, "checkpoint": {"use_node_local": true}}
+    Bad:
+        {"train_batch_size": 8, "activation_checkpointing": {"partition_activation": true}}
+    Good:
+        {"train_batch_size": 8, "activation_checkpointing": {"partition_activations": true, "_note": "ours"}}
+    """
+    for member in config.members:
+        nested = len(member.path) > 1
+        if member.known is None and nested and member.section.read_raw and not member.is_private:
+            yield _stray(config, member, "ignores")
+
+
+@rule("DS007", "repeated-key", Severity.ERROR)
+def repeated_key(config: Config) -> Iterator[Problem]:
+    """A key stands twice in one object, and DeepSpeed refuses the file.
+
+    Python's own JSON reader would take the last of them.
+
+    Bad:
+        {"train_batch_size": 8, "train_batch_size": 16}
+    Good:
+        {"train_batch_size": 8}
+    """
+    for pointer, _offset in config.document.repeated if config.document else ():
+        key = pointer.rpartition("/")[2]
+        yield Problem(pointer, f"the key `{key}` stands twice", "keep one of them")
+
+
+@rule("DS020", "argument-of-ddp", Severity.WARNING)
+def argument_of_ddp(config: Config) -> Iterator[Problem]:
+    """An argument of torch's DistributedDataParallel stands where DeepSpeed reads, and it ignores it.
+
+    `find_unused_parameters` makes DDP walk the graph after every forward pass to find parameters that get no
+    gradient. DeepSpeed needs no such search: parameters without a gradient are tolerated unless
+    `zero_optimization.ignore_unused_parameters` is false.
+
+    Bad:
+        {"train_batch_size": 8, "find_unused_parameters": true}
+    Good:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 2, "ignore_unused_parameters": true}}
+    """
+    for key in _unknown_keys(config):
+        if key in _DDP_ARGUMENTS:
+            message = f"`{key}` is an argument of DistributedDataParallel, and DeepSpeed ignores it"
+            yield Problem(json_pointer(key), message, _DDP_ARGUMENTS[key])
+
+
+def _stray(config: Config, member: Member, verb: str) -> Problem:
+    known = known_keys(member.section)
+    near = _nearest(member.key, known)
+    if near:
+        fix = f"did you mean `{near}`?"
+    elif "params" in known and not member.section.model_fields.keys() & {member.key}:
+        fix = "move it into `params`"
+    elif member.key in TOP_LEVEL_KEYS:
+        fix = f"`{member.key}` belongs at the top level"
+    else:
+        fix = "remove it"
+    place = ".".join(member.path[:-1])
+    message = f"DeepSpeed {verb} `{member.key}` in `{place}`"
+    return Problem(json_pointer(*member.path), message, fix, severity=_unknown_severity(config))
+
+
+def _unknown_severity(config: Config) -> Severity | None:
+    return Severity.WARNING if config.newer_deepspeed else None
 
 
 def _unknown_keys(config: Config) -> Iterator[str]:
     for key in config.data:
-        private = key in ("$schema", SECTION) or key.startswith(("_", "x-"))
+        private = key in ("$schema", SECTION) or key.startswith(PRIVATE_PREFIXES)
         if not private and key not in TOP_LEVEL_KEYS and key not in REMOVED_TOP_LEVEL_KEYS:
             yield key
+
+
+@functools.cache
+def _places() -> dict[str, str]:
+    """Where each key of a section belongs, for keys that stand in one section only."""
+    places: dict[str, set[str]] = {}
+
+    def visit(path: str, section: type[Section]) -> None:
+        for key, known in known_keys(section).items():
+            if path and key not in TOP_LEVEL_KEYS:
+                places.setdefault(key, set()).add(f"{path}.{key}")
+            if known.subsection is not None:
+                visit(f"{path}.{key}" if path else key, known.subsection)
+
+    visit("", DsConfig)
+    # The old spelling of a section holds the same keys as the new one.
+    single = {
+        key: {place for place in found if not place.startswith("bfloat16.")} for key, found in places.items()
+    }
+    return {**{key: next(iter(found)) for key, found in single.items() if len(found) == 1}, **RELOCATED_KEYS}
+
+
+def _elsewhere(key: str) -> str | None:
+    # Names as general as `type` or `enabled` say nothing about where they belong.
+    place = _places().get(key)
+    return place if place is not None and (len(key) >= 8 or key in RELOCATED_KEYS or key == "stage") else None
 
 
 def _nearest(key: str, known: Iterable[str]) -> str | None:

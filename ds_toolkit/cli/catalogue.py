@@ -1,0 +1,38 @@
+"""All rules of all rooms, by code and by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from typing import Any
+
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.rules import Rule
+
+
+@functools.cache
+def all_rules() -> dict[str, Rule[Any]]:
+    """Every rule that the toolkit has, by its code, in the order of the codes."""
+    from ds_toolkit.config.rules import RULES as CONFIG_RULES
+    from ds_toolkit.env import rules as _  # noqa: F401  (registers them)
+    from ds_toolkit.env.hostfile_rules import RULES as HOSTFILE_RULES
+    from ds_toolkit.env.target import RULES as ENV_RULES
+
+    rules = {rule.code: rule for registry in (CONFIG_RULES, ENV_RULES, HOSTFILE_RULES) for rule in registry}
+    return dict(sorted(rules.items()))
+
+
+def rule_named(word: str) -> Rule[Any]:
+    """The rule with this code, or with this name.
+
+    Raises:
+        ToolkitError: there is none; it names the nearest.
+    """
+    rules = all_rules()
+    by_word = {**rules, **{rule.name: rule for rule in rules.values()}}
+    for candidate in (word, word.upper(), word.lower().replace("_", "-")):
+        if candidate in by_word:
+            return by_word[candidate]
+    near = difflib.get_close_matches(word.upper() if word[:2].upper() == "DS" else word.lower(), by_word, n=1)
+    fix = f"did you mean `{near[0]}`?" if near else "codes are DS and three digits"
+    raise ToolkitError(f"there is no rule `{word}`", fix=fix)

@@ -1,0 +1,188 @@
+"""DS0xx: values of the wrong kind, and `"auto"` that nobody resolves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ds_toolkit.config.members import Fault, Member, as_number
+from ds_toolkit.config.rules.registry import rule
+from ds_toolkit.config.schema import DsConfig
+from ds_toolkit.config.subject import Config, json_pointer
+from ds_toolkit.findings import Edit, Severity
+from ds_toolkit.rules import Problem
+
+_ZERO = "zero_optimization"
+
+
+@rule("DS013", "wrong-type", Severity.ERROR)
+def wrong_type(config: Config) -> Iterator[Problem]:
+    """A value is not of the type that DeepSpeed expects.
+
+    Sections that are read key by key take it as it is and fail later, with a message that names no key.
+
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": "often"}}
+    Bad:
+        {"train_batch_size": 8, "gradient_clipping": [1.0]}
+    Good:
+        {"train_batch_size": 8, "gradient_clipping": 1.0}
+    """
+    for member, fault, expected in config.faults:
+        if fault is Fault.TYPE and not _has_its_own_rule(member):
+            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            yield Problem(json_pointer(*member.path), message, f"expected: {expected}")
+
+
+@rule("DS014", "number-as-string", Severity.ERROR)
+def number_as_string(config: Config) -> Iterator[Problem]:
+    """A number stands in quotes, where DeepSpeed compares and multiplies without looking.
+
+    YAML is one way to get there: `5e8` without a dot is a text to it.
+
+    Bad:
+        {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": "8"}
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": "5e8"}}
+    Good:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}}
+    """
+    for member, fault, _ in config.faults:
+        if fault is Fault.NUMBER_AS_STRING and not _has_its_own_rule(member):
+            number = as_number(str(member.value))
+            edit = Edit(json_pointer(*member.path), value=number)
+            message = f"`{member.key}` is the text {_shown(member.value)}, not a number"
+            yield Problem(json_pointer(*member.path), message, f"write {number}", edit)
+
+
+@rule("DS015", "fraction", Severity.ERROR)
+def fraction(config: Config) -> Iterator[Problem]:
+    """A number has a fraction where DeepSpeed counts whole things.
+
+    Sizes that were computed, such as 0.9 x hidden size x hidden size, have to be rounded.
+
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 15099494.4}}
+    Good:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 15099494}}
+    """
+    for member, fault, _ in config.faults:
+        if fault is Fault.FRACTION and not _has_its_own_rule(member):
+            assert isinstance(member.value, float)  # noqa: S101  (what the fault means)
+            message = f"`{member.key}` must be a whole number, not {member.value}"
+            yield Problem(json_pointer(*member.path), message, f"write {round(member.value)}")
+
+
+@rule("DS016", "boolean-as-string", Severity.ERROR)
+def boolean_as_string(config: Config) -> Iterator[Problem]:
+    """A boolean stands in quotes where DeepSpeed takes values as they are: `"false"` switches it on.
+
+    Bad:
+        {"train_batch_size": 8, "prescale_gradients": "false"}
+    Good:
+        {"train_batch_size": 8, "prescale_gradients": false}
+    """
+    for member, fault, _ in config.faults:
+        if fault is Fault.BOOLEAN_AS_STRING:
+            value = str(member.value).lower() == "true"
+            edit = Edit(json_pointer(*member.path), value=value)
+            message = f"`{member.key}` is the text {_shown(member.value)}, which counts as true"
+            yield Problem(json_pointer(*member.path), message, f"write {str(value).lower()}", edit)
+
+
+@rule("DS017", "out-of-range", Severity.ERROR)
+def out_of_range(config: Config) -> Iterator[Problem]:
+    """A number is outside the range that makes sense, and mostly outside the one that DeepSpeed accepts.
+
+    Some are noticed late: `steps_per_print: 0` divides by zero at the first step. A negative
+    `gradient_clipping` is accepted and switches clipping off; 0 says so.
+
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}
+    Bad:
+        {"train_batch_size": 8, "steps_per_print": 0}
+    Good:
+        {"train_batch_size": 8, "steps_per_print": 10}
+    """
+    for member, fault, expected in config.faults:
+        if fault is Fault.RANGE and not _has_its_own_rule(member):
+            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            yield Problem(json_pointer(*member.path), message, f"expected: {expected}")
+
+
+@rule("DS018", "no-such-choice", Severity.ERROR)
+def no_such_choice(config: Config) -> Iterator[Problem]:
+    """A text is none of those that DeepSpeed knows here.
+
+    Bad:
+        {"train_batch_size": 8, "communication_data_type": "float32"}
+    Bad:
+        {"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "gpu"}}}
+    Good:
+        {"train_batch_size": 8, "communication_data_type": "fp32", "checkpoint": {"tag_validation": "Fail"}}
+    """
+    for member, fault, expected in config.faults:
+        if fault is Fault.CHOICE:
+            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            yield Problem(json_pointer(*member.path), message, f"write one of {expected}")
+
+
+@rule("DS019", "unresolved-auto", Severity.ERROR)
+def unresolved_auto(config: Config) -> Iterator[Problem]:
+    """`"auto"` stands where nobody puts a value in its place.
+
+    DeepSpeed itself knows no `"auto"`: it drops it in the sections that it checks, so that the default holds,
+    and fails on it elsewhere, sometimes at the first step only. The Hugging Face Trainer and Accelerate
+    resolve a list of keys each; see `--for`.
+
+    Bad:
+        {"train_batch_size": "auto"}
+    Bad:
+        {"train_batch_size": 8, "bf16": {"enabled": "auto"}}
+    Bad (consumer=hf):
+        {"train_batch_size": "auto", "zero_optimization": {"stage": 2, "overlap_comm": "auto"}}
+    Good (consumer=hf):
+        {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}
+    """
+    for path, dropped in _autos(config):
+        if path == (_ZERO, "stage"):
+            continue
+        who = config.consumer.label
+        effect = "drops it, and the default holds" if dropped else "fails on it"
+        message = f'nobody resolves "auto" for `{".".join(path)}`: '
+        message += f"{who} {effect}" if who == "DeepSpeed" else f"not {who}, and DeepSpeed {effect}"
+        yield Problem(json_pointer(*path), message, "write the value")
+
+
+def _autos(config: Config) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Paths where "auto" stands unresolved, and whether DeepSpeed drops it there."""
+    for member in config.members:
+        known = member.known
+        if known is not None and member.value == "auto" and not known.takes_auto:
+            whole_section = known.subsection is not None and member.section.read_raw
+            if not config.consumer.resolves(member.path) and not whole_section:
+                yield member.path, not member.section.read_raw
+    for section in ("optimizer", "scheduler"):
+        for key, value in config.section(section, "params").items():
+            path = (section, "params", key)
+            if value == "auto" and not config.consumer.resolves(path):
+                yield path, False
+
+
+def _has_its_own_rule(member: Member) -> bool:
+    if member.path == (_ZERO, "stage"):
+        return True
+    batch = member.section is DsConfig and member.key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    )
+    return batch and isinstance(member.value, int | float) and member.value < 1
+
+
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
