@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ds_toolkit.cli import consolidate, explain, gen_config, lint, schema
+from ds_toolkit.cli import consolidate, explain, gen_config, gen_env, gen_launch, lint, plan, schema
 from ds_toolkit.cli.output import print_error
 from ds_toolkit.errors import ToolkitError
 
@@ -20,6 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("gen-config")(gen_config.gen_config)
+app.command("gen-env")(gen_env.gen_env)
+app.command("gen-launch")(gen_launch.gen_launch)
+app.add_typer(plan.app, name="plan")
 app.command("lint")(lint.lint)
 app.command("explain")(explain.explain)
 app.command("schema")(schema.schema)
