@@ -127,8 +127,8 @@ def _interface(
 
 
 def _for_failures() -> list[Setting]:
-    # Last words need ranks that end: first torch's watchdog, then its monitor, within the half hour that
-    # DeepSpeed's own timeout is by default.
+    # Last words need ranks that end: torch's watchdog acts when a collective fails or takes too long, its
+    # monitor when the watchdog itself hangs.
     return [
         Setting(
             "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -137,7 +137,7 @@ def _for_failures() -> list[Setting]:
         ),
         Setting("TORCH_NCCL_ENABLE_MONITORING", "1", "a rank whose watchdog hangs is ended too"),
         Setting("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "300", "after five minutes; torch's default is eight"),
-        Setting("DEEPSPEED_TIMEOUT", "10", "minutes that a collective may take; DeepSpeed's default is thirty"),
+        Setting("DEEPSPEED_TIMEOUT", "10", "minutes that a collective may take before it counts as failed"),
         Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "the flight recorder says which collective hung"),
         Setting("TORCH_FR_BUFFER_SIZE", "2000", "collectives that it remembers"),
     ]

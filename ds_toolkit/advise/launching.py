@@ -34,6 +34,7 @@ class Launch:
         env_file: the environment file, relative to it.
         hostfile: likewise, for launchers that read one.
         master_port: TCP port of the first rank.
+        master_addr: its address; None lets DeepSpeed ask the first host for one.
     """
 
     launcher: Launcher
@@ -46,6 +47,7 @@ class Launch:
     env_file: str = DEFAULT_NAME
     hostfile: str = "hostfile"
     master_port: int = 29500
+    master_addr: str | None = None
 
     def __post_init__(self) -> None:
         if self.launcher not in LAUNCHERS:
@@ -54,6 +56,8 @@ class Launch:
         for value, noun in ((self.num_nodes, "number of nodes"), (self.gpus_per_node, "number of GPUs a node")):
             if value < 1:
                 raise ToolkitError(f"the {noun} is {value}", fix="give 1 or more")
+        if self.master_addr is not None and not _HOST.fullmatch(self.master_addr):
+            raise ToolkitError(f"`{self.master_addr}` is not the address of a host")
         if not 0 < self.master_port < 65_536:
             raise ToolkitError(f"{self.master_port} is not a port")
         for path in (self.python, self.folder):

@@ -24,6 +24,9 @@ def gen_launch(
     hostfile: Annotated[str, typer.Option(help="Hostfile, for pdsh and openmpi.")] = "hostfile",
     python: Annotated[str, typer.Option(help="Interpreter on every host.")] = sys.executable,
     master_port: Annotated[int, typer.Option(help="TCP port of the first rank.")] = 29500,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Address of the first host. [default: DeepSpeed asks it]")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. [default: standard output]")
     ] = None,
@@ -38,7 +41,17 @@ def gen_launch(
 
     folder = (output.parent if output else Path()).resolve()
     launch = Launch(
-        launcher, num_nodes, gpus_per_node, python, str(folder), script, config, env_file, hostfile, master_port
+        launcher=launcher,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        python=python,
+        folder=str(folder),
+        script=script,
+        config=config,
+        env_file=env_file,
+        hostfile=hostfile,
+        master_port=master_port,
+        master_addr=master_addr,
     )
     text = launch_script(launch)
     files: list[tuple[Path, str]] = []
