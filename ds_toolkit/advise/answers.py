@@ -82,7 +82,9 @@ def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
     return job, reasons
 
 
-def complete_network(answers: Answers, cluster: Cluster, found: str | None) -> tuple[Network | None, str | None]:
+def complete_network(
+    answers: Answers, cluster: Cluster, found: str | None
+) -> tuple[Network | None, str | None]:
     """The network that the job's communication is timed over, and a line on where it comes from.
 
     None for a CPU's ranks on one host, which share memory. `found` is what this host's links are called.

@@ -71,7 +71,9 @@ def advise_environment(
     """
     settings, left_out = _for_fabric(host, hosts, find_interface)
     settings += _for_failures()
-    settings += _for_debugging() if debug else [Setting("NCCL_DEBUG", "WARN", "warnings only: INFO floods logs")]
+    settings += (
+        _for_debugging() if debug else [Setting("NCCL_DEBUG", "WARN", "warnings only: INFO floods logs")]
+    )
     own = _own_lines(existing, launcher)
     kept = [
         name if proposed in (None, value) else f"{name} (proposed: {proposed})"
@@ -97,10 +99,14 @@ def _for_fabric(
         settings += [Setting(name, interface, why) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
     if host.infiniband_devices:
         devices = ", ".join(host.infiniband_devices)
-        why = f"{devices}: 4.096 us x 2^22 = 17 s until a packet is sent again, enough for a switch to recover"
+        why = (
+            f"{devices}: 4.096 us x 2^22 = 17 s until a packet is sent again, enough for a switch to recover"
+        )
         settings.append(Setting("NCCL_IB_TIMEOUT", "22", why))
     elif host.gpus:
-        settings.append(Setting("NCCL_IB_DISABLE", "1", "no InfiniBand or RoCE device: NCCL need not look for one"))
+        settings.append(
+            Setting("NCCL_IB_DISABLE", "1", "no InfiniBand or RoCE device: NCCL need not look for one")
+        )
     else:
         left_out.append("NCCL_IB_DISABLE: a host without GPUs does not tell what those with GPUs have")
     broken = [gpu.name for gpu in host.gpus if any(name in gpu.name.upper() for name in _BROKEN_PEER_ACCESS)]
@@ -110,9 +116,7 @@ def _for_fabric(
     return settings, left_out
 
 
-def _interface(
-    host: Host, hosts: Sequence[str], find_interface: Callable[[str], str | None]
-) -> str | None:
+def _interface(host: Host, hosts: Sequence[str], find_interface: Callable[[str], str | None]) -> str | None:
     real = [name for name in host.network_interfaces if not is_virtual(name)]
     found = {
         interface
@@ -147,7 +151,9 @@ def _for_debugging() -> list[Setting]:
     return [
         Setting("NCCL_DEBUG", "INFO", "--debug: NCCL says what it connects, and how"),
         Setting("NCCL_DEBUG_SUBSYS", "NET", "--debug: about networks only"),
-        Setting("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "--debug: torch checks each collective on all ranks; slow"),
+        Setting(
+            "TORCH_DISTRIBUTED_DEBUG", "DETAIL", "--debug: torch checks each collective on all ranks; slow"
+        ),
         Setting("TORCH_NCCL_DESYNC_DEBUG", "1", "--debug: ranks that are out of step are named on a timeout"),
     ]
 

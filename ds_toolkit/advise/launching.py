@@ -53,7 +53,10 @@ class Launch:
         if self.launcher not in LAUNCHERS:
             names = ", ".join(launcher.value for launcher in LAUNCHERS)
             raise ToolkitError(f"there is no script for {self.launcher.value}", fix=f"one of {names}")
-        for value, noun in ((self.num_nodes, "number of nodes"), (self.gpus_per_node, "number of GPUs a node")):
+        for value, noun in (
+            (self.num_nodes, "number of nodes"),
+            (self.gpus_per_node, "number of GPUs a node"),
+        ):
             if value < 1:
                 raise ToolkitError(f"the {noun} is {value}", fix="give 1 or more")
         if self.master_addr is not None and not _HOST.fullmatch(self.master_addr):
@@ -62,7 +65,9 @@ class Launch:
             raise ToolkitError(f"{self.master_port} is not a port")
         for path in (self.python, self.folder):
             if not Path(path).is_absolute():
-                raise ToolkitError("the path is not absolute", where=path, why="other hosts have other folders")
+                raise ToolkitError(
+                    "the path is not absolute", where=path, why="other hosts have other folders"
+                )
         # A line break would end a comment of the script and begin a command.
         for text in (self.python, self.folder, self.script, self.config, self.env_file, self.hostfile):
             if _LINE_BREAK.search(text):

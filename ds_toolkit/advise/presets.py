@@ -45,11 +45,13 @@ class Preset:
     steps_per_print: int
 
 
-# Betas and decay of pretraining as in GPT-3 (arXiv 2005.14165, appendix B), of finetuning torch's defaults with
-# a rate that is smaller by ten, as is usual.
+# Betas and decay of pretraining as in GPT-3 (arXiv 2005.14165, appendix B); for finetuning torch's betas, no
+# decay, and a tenth of the rate, as is usual.
 PRESETS: dict[str, Preset] = {
     "pretrain": Preset("train from the start", 1.0, (0.9, 0.95), 0.1, 10),
-    "finetune": Preset("go on from trained weights: a smaller rate, with a warmup", 0.1, (0.9, 0.999), 0.0, 10),
+    "finetune": Preset(
+        "go on from trained weights: a smaller rate, with a warmup", 0.1, (0.9, 0.999), 0.0, 10
+    ),
     "debug": Preset("find out where time goes: timers and a log of communication", 1.0, (0.9, 0.95), 0.1, 1),
 }
 
@@ -102,9 +104,7 @@ def advise_config(answers: Answers, host: Host, found_links: str | None = None) 
     settings = _settings(answers, preset, chosen, save_every)
     text = render(f"ds_config/{answers.preset}.json.j2", **settings)
     config: dict[str, object] = json.loads(text)
-    findings = lint(
-        read_config_text(text), world_size=job.cluster.world_size, consumer=answers.consumer
-    )
+    findings = lint(read_config_text(text), world_size=job.cluster.world_size, consumer=answers.consumer)
     assert not findings, findings  # noqa: S101  (our own configuration; tests cover each rung)
     reasons += [from_where] if from_where else []
     reasons += config_reasons(chosen, answers.stage, answers.consumer, settings)

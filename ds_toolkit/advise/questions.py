@@ -60,7 +60,9 @@ QUESTIONS: tuple[Question, ...] = (
         lambda _said, _host: "10GbE",
         lambda said, _host: said.get("num-nodes", "1") != "1",
     ),
-    Question("precision", "bf16, fp16 or fp32?", lambda said, host: "bf16" if _for_gpus(said, host) else "fp32"),
+    Question(
+        "precision", "bf16, fp16 or fp32?", lambda said, host: "bf16" if _for_gpus(said, host) else "fp32"
+    ),
     Question("sequence-length", "Tokens of one sample?", lambda _said, _host: "2048"),
     Question("micro-batch-size", "Samples of one forward pass on one rank?", lambda _said, _host: "1"),
     Question(
@@ -75,17 +77,13 @@ QUESTIONS: tuple[Question, ...] = (
 def next_question(said: Said, host: Host) -> Question | None:
     """The first that applies and has no answer yet; None when all is said."""
     return next(
-        (
-            question
-            for question in QUESTIONS
-            if question.flag not in said and question.applies(said, host)
-        ),
+        (question for question in QUESTIONS if question.flag not in said and question.applies(said, host)),
         None,
     )
 
 
 def missing_flags(said: Said, host: Host) -> list[str]:
-    """The flags without which nothing can be advised: what has no default, and the GPUs of another machine."""
+    """The flags without which nothing can be advised: what has no default, and GPUs of another machine."""
     missing = [
         f"--{question.flag}"
         for question in QUESTIONS

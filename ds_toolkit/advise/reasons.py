@@ -30,7 +30,9 @@ def config_reasons(
     if consumer in (Consumer.NATIVE, Consumer.ACCELERATE):
         reasons.append(f"learning rate {settings['suggested_rate']:g}: a start for this size; tune it")
     if consumer is not Consumer.HF:
-        reasons.append("gradient clipping 1.0: DeepSpeed's default, written down because few expect it to be on")
+        reasons.append(
+            "gradient clipping 1.0: DeepSpeed's default, written down because few expect it to be on"
+        )
     if settings["steps_per_print"] is not None:
         reasons.append(
             f"a line of progress every {settings['steps_per_print']} steps: DeepSpeed prints none by default"
@@ -59,7 +61,7 @@ def _about_memory(chosen: Rung) -> Iterator[str]:
             )
         yield "weights may be gathered on save: else save_16bit_model writes nothing at stage 3"
     if chosen.offload.nvme:
-        yield f"{format_bytes(chosen.nvme_bytes)} on the NVMe drive of each host; DeepSpeed needs libaio for it"
+        yield f"{format_bytes(chosen.nvme_bytes)} on each host's NVMe drive; DeepSpeed needs libaio for it"
 
 
 def _about_consumer(job: Job, consumer: Consumer, settings: Mapping[str, object]) -> Iterator[str]:
@@ -87,7 +89,9 @@ def nothing_fits(job: Job, rungs: list[Rung], stage: int | None) -> ToolkitError
     best = min(candidates, key=lambda rung: (rung.device_bytes or rung.host_bytes, rung.host_bytes))
     on_device = best.device_bytes is not None
     place = "GPU" if on_device else "host"
-    activations_bytes = best.memory.device.activations_bytes * (1 if on_device else job.cluster.ranks_per_node)
+    activations_bytes = best.memory.device.activations_bytes * (
+        1 if on_device else job.cluster.ranks_per_node
+    )
     activations = format_bytes(activations_bytes)
     states = format_bytes((best.device_bytes or best.host_bytes) - activations_bytes)
     ways = ["more GPUs or hosts"]

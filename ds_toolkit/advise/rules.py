@@ -161,11 +161,18 @@ def bucket_too_small_to_fill_a_link(plan: Plan) -> Iterator[Problem]:
         {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 200000000}}
     """
     size = plan.number("reduce_bucket_size")
-    if plan.stage and size is not None and size < _SMALL_BUCKET and plan.job.model.num_parameters > _LARGE_MODEL:
+    if (
+        plan.stage
+        and size is not None
+        and size < _SMALL_BUCKET
+        and plan.job.model.num_parameters > _LARGE_MODEL
+    ):
         collectives = plan.job.model.num_parameters // max(1, size)
         message = f"buckets of {size} elements: {format_count(collectives)} collectives a step"
         pointer = json_pointer(_ZERO, "reduce_bucket_size")
-        yield Problem(pointer, message, f"leave the default of {DEFAULT_BUCKET_SIZE}, or take 50000000 or more")
+        yield Problem(
+            pointer, message, f"leave the default of {DEFAULT_BUCKET_SIZE}, or take 50000000 or more"
+        )
 
 
 @rule("DS554", "peer-access-off-on-nvlink", Severity.WARNING)
@@ -269,7 +276,7 @@ def offload_without_need(plan: Plan) -> Iterator[Problem]:
 def secondary_partition_across_hosts(plan: Plan) -> Iterator[Problem]:
     """ZeRO++ keeps a second copy of the weights among more ranks than one host has.
 
-    It is there to keep the gathering of the backward pass inside a host (ZeRO++, arXiv 2306.10209, section 4.2).
+    It is there to keep what the backward pass gathers inside a host (ZeRO++, arXiv 2306.10209, section 4.2).
 
     Bad (model=7B, nodes=2, network=8x400Gb-IB):
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 16}}

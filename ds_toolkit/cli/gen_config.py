@@ -157,9 +157,7 @@ def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Find
     from ds_toolkit.env.envfile import read_env_file
 
     variables = {} if env_file is None else read_env_file(env_file).variables
-    plan = Plan(
-        advice.config, advice.job, advice.network, variables, tuple(gpu.name for gpu in host.gpus)
-    )
+    plan = Plan(advice.config, advice.job, advice.network, variables, tuple(gpu.name for gpu in host.gpus))
     return lint_plan(plan, None if env_file is None else str(env_file))
 
 

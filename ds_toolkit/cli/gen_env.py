@@ -32,9 +32,7 @@ def gen_env(
 
     hosts = [] if hostfile is None else list(read_hostfile(hostfile).slots)
     existing = read_env_file(output) if output.exists() else None
-    advice = advise_environment(
-        detect_host(), hosts=hosts, launcher=launcher, debug=debug, existing=existing
-    )
+    advice = advise_environment(detect_host(), hosts=hosts, launcher=launcher, debug=debug, existing=existing)
     if not dry_run:
         try:
             write_whole(output, advice.text.encode())

@@ -13,7 +13,9 @@ from ds_toolkit.plan.failures import MttfOf
 if TYPE_CHECKING:
     from ds_toolkit.plan.job import Job
 
-app = typer.Typer(help="Memory, communication, checkpoint interval and batch sizes before a run.", no_args_is_help=True)
+app = typer.Typer(
+    help="Memory, communication, checkpoint interval and batch sizes before a run.", no_args_is_help=True
+)
 
 _Model = Annotated[str, typer.Option(help="Number of parameters (7B), or a Hugging Face config.json.")]
 _Gpus = Annotated[str, typer.Option(help="Numbers of GPUs: 1,2,4,8 or 1..64.")]
@@ -49,7 +51,9 @@ def memory(
 
     rows = []
     for count in parse_counts(gpus):
-        job = _job(model, 1, count, precision, micro_batch_size, accumulation_steps, sequence_length, recompute)
+        job = _job(
+            model, 1, count, precision, micro_batch_size, accumulation_steps, sequence_length, recompute
+        )
         for stage in range(4):
             offload = Offload(offload_optimizer and stage > 0, offload_param and stage == 3)
             if offload.parameters and not offload.optimizer:
@@ -79,7 +83,14 @@ def comm(
     from ds_toolkit.plan.network import parse_network
 
     job = _job(
-        model, num_nodes, gpus_per_node, precision, micro_batch_size, accumulation_steps, sequence_length, recompute
+        model,
+        num_nodes,
+        gpus_per_node,
+        precision,
+        micro_batch_size,
+        accumulation_steps,
+        sequence_length,
+        recompute,
     )
     computing = compute_seconds(job, tflops * 1e12)
     traffic = [step_traffic(job, stage) for stage in range(4)]

@@ -38,7 +38,9 @@ def show_memory(rows: Sequence[MemoryRow], *, as_json: bool, plot: Path | None) 
         )
         return
     has_host = any(row.host.total_bytes for _, _, row in rows)
-    table = _table("memory of one GPU", "ZeRO", "GPUs", *ITEMS, "total", *(["host, a GPU"] if has_host else []))
+    table = _table(
+        "memory of one GPU", "ZeRO", "GPUs", *ITEMS, "total", *(["host, a GPU"] if has_host else [])
+    )
     for stage, count, row in rows:
         parts = [format_bytes(getattr(row.device, f"{name}_bytes")) for name in ITEMS]
         host = [format_bytes(row.host.total_bytes)] if has_host else []
@@ -130,7 +132,10 @@ def show_interval(saving: Saving, levels: TwoLevels | None, *, as_json: bool, pl
     if levels is not None:
         rows += [
             ("two levels: in memory every", format_seconds(levels.memory_seconds)),
-            ("two levels: on disk every", f"{format_seconds(levels.disk_seconds)}, {levels.memory_per_disk} in memory"),
+            (
+                "two levels: on disk every",
+                f"{format_seconds(levels.disk_seconds)}, {levels.memory_per_disk} in memory",
+            ),
             ("two levels: saving and lost work", f"{levels.overhead:.2%}"),
         ]
     for name, value in rows:

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 # Bridges, containers' ends of virtual cables and the like lead to no other host.
-_VIRTUAL = re.compile(r"lo|docker.*|virbr.*|br-.*|veth.*|cni.*|flannel.*|cali.*|tun.*|tap.*|dummy.*|bonding_.*")
+_VIRTUAL = re.compile(
+    r"lo|docker.*|virbr.*|br-.*|veth.*|cni.*|flannel.*|cali.*|tun.*|tap.*|dummy.*|bonding_.*"
+)
 
 
 def is_virtual(interface: str) -> bool:

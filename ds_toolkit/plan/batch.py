@@ -37,7 +37,11 @@ def plan_batch(max_batch_size: int, micro_batch_sizes: Sequence[int], num_gpus: 
     """
     sizes = sorted(set(micro_batch_sizes), reverse=True)
     counts = sorted(set(num_gpus))
-    for values, noun in (([max_batch_size], "largest batch"), (sizes, "micro batch"), (counts, "number of GPUs")):
+    for values, noun in (
+        ([max_batch_size], "largest batch"),
+        (sizes, "micro batch"),
+        (counts, "number of GPUs"),
+    ):
         if not values or min(values) < 1:
             raise ToolkitError(f"the {noun} is {min(values) if values else 'missing'}", fix="give 1 or more")
     if max_batch_size * len(counts) > _LARGEST_SEARCH:
@@ -49,7 +53,9 @@ def plan_batch(max_batch_size: int, micro_batch_sizes: Sequence[int], num_gpus: 
     best, most = 0, 0
     working = [0] * (max_batch_size + 1)
     for count in counts:
-        works = {multiple for size in sizes for multiple in range(count * size, max_batch_size + 1, count * size)}
+        works = {
+            multiple for size in sizes for multiple in range(count * size, max_batch_size + 1, count * size)
+        }
         for batch in works:
             working[batch] += 1
     for batch in range(1, max_batch_size + 1):

@@ -1,4 +1,4 @@
-"""What one optimizer step sends between the ranks, how long that takes, and when it takes longer than compute."""
+"""What one optimizer step sends between the ranks, how long it takes, and when compute cannot hide it."""
 
 from __future__ import annotations
 

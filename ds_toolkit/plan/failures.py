@@ -1,4 +1,4 @@
-"""How often a job fails: from a part's MTTF to the job's, from what was seen, and how many last words catch."""
+"""How often a job fails: from a part's MTTF or from what was seen, and how many last words catch."""
 
 from __future__ import annotations
 
@@ -113,11 +113,7 @@ def _beta_distribution(x: float, a: int, b: int) -> float:
     log_x, log_rest = math.log(x), math.log1p(-x)
     return math.fsum(
         math.exp(
-            math.lgamma(n + 1)
-            - math.lgamma(j + 1)
-            - math.lgamma(n - j + 1)
-            + j * log_x
-            + (n - j) * log_rest
+            math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) + j * log_x + (n - j) * log_rest
         )
         for j in range(a, n + 1)
     )

@@ -10,7 +10,7 @@ from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Model
 from ds_toolkit.units import format_count
 
-# Blocks with a gated feed-forward part and no positional embedding; others are counted like them, with a note.
+# Blocks with a gated feed-forward part and no positional embedding; others count like them, with a note.
 _LLAMA_LIKE = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3"})
 _LARGEST_CONFIG_BYTES = 10_000_000
 
@@ -27,7 +27,9 @@ def read_hf_model(path: Path) -> Model:
             raise ToolkitError("the file is too large for a model's configuration", where=file)
         data = json.loads(file.read_bytes())
     except OSError as error:
-        raise ToolkitError("the model's configuration cannot be read", where=file, why=error.strerror) from error
+        raise ToolkitError(
+            "the model's configuration cannot be read", where=file, why=error.strerror
+        ) from error
     except ValueError as error:
         raise ToolkitError("the model's configuration is not JSON", where=file, why=str(error)) from error
     except RecursionError as error:
@@ -73,7 +75,9 @@ class _Shape:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ToolkitError(f"`{name}` is {value!r}", where=self.where, fix="it must be a whole number")
+                raise ToolkitError(
+                    f"`{name}` is {value!r}", where=self.where, fix="it must be a whole number"
+                )
             return value
         if default is None:
             raise ToolkitError(
@@ -116,7 +120,11 @@ def _llama(shape: _Shape) -> Iterator[int]:
             yield from (head, head)
         if experts:
             # One tensor for gate and up of all experts, one for down.
-            yield from (experts * hidden, experts * 2 * hidden * feed_forward, experts * hidden * feed_forward)
+            yield from (
+                experts * hidden,
+                experts * 2 * hidden * feed_forward,
+                experts * hidden * feed_forward,
+            )
         else:
             yield from (hidden * feed_forward,) * 3
         yield from (hidden, hidden)

@@ -106,7 +106,10 @@ def daly_interval(cost_seconds: float, mttf_seconds: float) -> float:
 
     sqrt(2 C M) [1 + sqrt(C / 2M) / 3 + (C / 2M) / 9] - C for C < 2M, else M.
     """
-    cost, mttf = positive(cost_seconds, "cost of a checkpoint"), positive(mttf_seconds, "mean time to failure")
+    cost, mttf = (
+        positive(cost_seconds, "cost of a checkpoint"),
+        positive(mttf_seconds, "mean time to failure"),
+    )
     if cost >= 2 * mttf:
         return mttf
     ratio = cost / (2 * mttf)
@@ -222,6 +225,6 @@ def _warning(saving: Saving) -> str | None:
     if saving.cost_seconds < saving.mttf_seconds / 2:
         return None
     return (
-        "a checkpoint costs half of the mean time to failure or more: most work is lost whatever the interval;"
+        "a checkpoint costs half of the mean time to failure or more: most work is lost at any interval;"
         " make saving cheaper or the job smaller"
     )

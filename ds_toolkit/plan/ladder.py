@@ -52,7 +52,9 @@ class Rung:
     why: str
 
 
-def ladder(job: Job, network: Network | None = None, *, stage: int | None = None, nvme: bool = False) -> list[Rung]:
+def ladder(
+    job: Job, network: Network | None = None, *, stage: int | None = None, nvme: bool = False
+) -> list[Rung]:
     """Every rung for this job, in the order to climb; without GPUs there is nothing to offload from.
 
     Partitioning costs communication alone. A smaller micro batch with as many more accumulation steps keeps
@@ -100,9 +102,7 @@ def _halved(job: Job) -> Job:
     # The smallest prime factor keeps the global batch what it was.
     size = job.micro_batch_size
     factor = next(factor for factor in range(2, size + 1) if size % factor == 0)
-    return replace(
-        job, micro_batch_size=size // factor, accumulation_steps=job.accumulation_steps * factor
-    )
+    return replace(job, micro_batch_size=size // factor, accumulation_steps=job.accumulation_steps * factor)
 
 
 def _largest_micro_batch(stage: int, offload: Offload, job: Job, network: Network | None) -> Rung:

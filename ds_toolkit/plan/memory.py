@@ -163,10 +163,10 @@ def _buffers_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSetting
 
     Stages 1 to 3 reduce gradients from a flat buffer of `reduce_bucket_size` elements, made whole whatever
     the model's size; below stage 3 there are two where communication overlaps, and a bucket is copied to be
-    reduced. When stage 1 has reduced, its share is copied before the rest is given up. Offloading adds a staging buffer of the largest parameter.
-    Stage 3 also holds, gathered, the weights of the layer at work, of what
-    is prefetched, and at the turn of the forward pass of what the backward pass needs again within the reuse
-    distance, which is passed twice.
+    reduced. When stage 1 has reduced, its share is copied before the rest is given up. Offloading adds a
+    staging buffer of the largest parameter. Stage 3 also holds, gathered, the weights of the layer at work,
+    of what is prefetched, and at the turn of the forward pass of what the backward pass needs again within
+    the reuse distance, which is passed twice.
     """
     model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
     if stage == 0:

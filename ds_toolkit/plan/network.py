@@ -14,7 +14,8 @@ _GPU_LINKS_GIGABYTES = {"NVLINK2": 150, "NVLINK3": 300, "NVLINK4": 450, "NVLINK5
 # One direction of a 16-lane slot: 8, 16 and 32 GT/s, 128b/130b.
 _PCIE_GIGABYTES = {"PCIE3": 15.75, "PCIE4": 31.5, "PCIE5": 63.0}
 _ETHERNET_OR_INFINIBAND = re.compile(
-    r"(?:(?P<links>\d+)x)?(?P<gigabits>\d+(?:\.\d+)?)\s*-?(?:GBE|GB-?(?:IB|ROCE|ETH(?:ERNET)?))", re.IGNORECASE
+    r"(?:(?P<links>\d+)x)?(?P<gigabits>\d+(?:\.\d+)?)\s*-?(?:GBE|GB-?(?:IB|ROCE|ETH(?:ERNET)?))",
+    re.IGNORECASE,
 )
 EXAMPLES = "10GbE, 100GbE, 400Gb-IB, 8x400Gb-IB, NVLink4 or PCIe4"
 DEFAULT_GPU_LINK = "PCIe4"
@@ -43,7 +44,7 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """The network that a name such as `100GbE`, `400Gb-IB`, `8x400Gb-IB` (eight cards a host) or `NVLink4` means.
+    """The network of a name such as `100GbE`, `400Gb-IB`, `8x400Gb-IB` (eight cards a host) or `NVLink4`.
 
     Raises:
         ToolkitError: it is none of them.

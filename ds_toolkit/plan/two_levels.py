@@ -36,8 +36,8 @@ def plan_two_levels(
     """The best pair of intervals when a `soft_share` of the failures leaves the host's memory intact.
 
     Benoit, Cavelan, Le Fevre, Robert, Sun 2017 (IEEE Transactions on Computers, "Towards Optimal Multi-Level
-    Checkpointing"): each level keeps Young's interval for the failures that need it, T = sqrt(2 C / rate), and
-    the overheads sqrt(2 C rate) add up. Last words catch soft failures only.
+    Checkpointing"): each level keeps Young's interval for the failures that need it, T = sqrt(2 C / rate),
+    and the overheads sqrt(2 C rate) add up. Last words catch soft failures only.
 
     Raises:
         ToolkitError: a time that is not above zero, a share outside [0, 1).

@@ -77,7 +77,7 @@ def share_elements(model: Model, num_ranks: int, stage: int) -> int:
 
 
 def touched_elements(model: Model, num_ranks: int) -> int:
-    """Elements of all parameters that reach into one rank's share of stages 1 and 2; the largest of all ranks.
+    """Elements of all parameters that reach into one rank's share of stages 1 and 2, of the rank with most.
 
     DeepSpeed keeps their gradients whole (stage_1_and_2.py, `copy_grads_in_partition`). Where the sizes of
     parameters are not known it is the share itself.

@@ -33,7 +33,9 @@ def variables(host: Host, **arguments: object) -> dict[str, str]:
 def test_every_file_is_clean_for_its_launcher(host: Host, debug: bool, launcher: Launcher) -> None:
     advice = advise_environment(host, debug=debug, launcher=launcher)
     findings = lint_env(
-        parse_env_text(advice.text), launcher if launcher.reads_env_file else None, bool(host.infiniband_devices)
+        parse_env_text(advice.text),
+        launcher if launcher.reads_env_file else None,
+        bool(host.infiniband_devices),
     )
     # Debugging is what was asked for.
     assert [finding for finding in findings if not (debug and finding.code == "DS724")] == []
@@ -118,9 +120,7 @@ def test_torch_knows_its_variables() -> None:
     import torch
 
     headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
-    text = "".join(
-        (headers / name).read_text() for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp")
-    )
+    text = "".join((headers / name).read_text() for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp"))
     for name in {*variables(INFINIBAND), *variables(INFINIBAND, debug=True)}:
         if name.startswith("TORCH_") and name != "TORCH_DISTRIBUTED_DEBUG":
             assert f'"{name}"' in text, name
@@ -135,7 +135,11 @@ def test_routes_of_this_host() -> None:
 
 def test_links_are_read_from_the_kernel(tmp_path: Path) -> None:
     assert fastest_links(tmp_path) is None
-    for name, state, speed in (("eth0", "up", "25000"), ("eth1", "down", "100000"), ("docker0", "up", "400000")):
+    for name, state, speed in (
+        ("eth0", "up", "25000"),
+        ("eth1", "down", "100000"),
+        ("docker0", "up", "400000"),
+    ):
         folder = tmp_path / "sys/class/net" / name
         folder.mkdir(parents=True)
         (folder / "operstate").write_text(f"{state}\n")

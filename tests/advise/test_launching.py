@@ -27,7 +27,7 @@ SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 exec "$@"
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("folder", ["/data/run", "/data/it's a \"run\""])
+@pytest.mark.parametrize("folder", ["/data/run", '/data/it\'s a "run"'])
 def test_scripts_are_clean_under_shellcheck(launcher: Launcher, num_nodes: int, folder: str) -> None:
     launch = replace(LAUNCH, launcher=launcher, num_nodes=num_nodes, folder=folder, script="my train.py")
     done = subprocess.run(
@@ -46,7 +46,11 @@ def start(
     """Run the script with an interpreter, and with Slurm's tools, that only say what they were told."""
     folder = tmp_path / "it's mine"
     folder.mkdir()
-    tools = {"python": FAKE_PYTHON, "srun": FAKE_SRUN, "scontrol": "#!/usr/bin/env bash\nprintf 'n1\\nn2\\n'\n"}
+    tools = {
+        "python": FAKE_PYTHON,
+        "srun": FAKE_SRUN,
+        "scontrol": "#!/usr/bin/env bash\nprintf 'n1\\nn2\\n'\n",
+    }
     for name, text in tools.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

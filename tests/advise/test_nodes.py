@@ -1,4 +1,4 @@
-"""A launch over two nodes that are one machine: the generated files reach real ranks through pdsh and sshd."""
+"""A launch over two nodes that are one machine: generated files reach real ranks through pdsh and sshd."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def ssh(tmp_path: Path) -> Iterator[Path]:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / name], check=True
+        )
     port = jobs.free_port()
     addresses = "".join(f"ListenAddress {host}\n" for host in HOSTS)
     (home / "sshd_config").write_text(
@@ -55,7 +57,8 @@ def ssh(tmp_path: Path) -> Iterator[Path]:
     )
     # ssh takes the home folder from the user database, not from HOME, so it is told its configuration.
     (home / "ssh_config").write_text(
-        f"Host {' '.join(HOSTS)}\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {home}/.ssh/user\n"
+        f"Host {' '.join(HOSTS)}\n  Port {port}\n  User {getpass.getuser()}\n"
+        f"  IdentityFile {home}/.ssh/user\n"
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
     )
     tools = home / "bin"
@@ -111,7 +114,9 @@ def test_two_nodes_get_the_generated_environment(ssh: Path, tmp_path: Path) -> N
         "HOME": str(ssh),
         "PDSH_RCMD_TYPE": "ssh",
     }
-    finished = jobs.run(["bash", folder / "launch.sh", "--lr", "1"], environment=environment, timeout_seconds=90)
+    finished = jobs.run(
+        ["bash", folder / "launch.sh", "--lr", "1"], environment=environment, timeout_seconds=90
+    )
     lines = [
         json.loads(line.partition("RANK ")[2])
         for line in finished.check().output.splitlines()

@@ -150,7 +150,9 @@ def converse(answers: list[str], cwd: Path) -> str:
     """What is on the screen after these answers were typed."""
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "ds_toolkit", "gen-config"]
-    with subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal) as run:
+    with subprocess.Popen(
+        command, cwd=cwd, env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
+    ) as run:
         os.close(terminal)
         screen = ""
         for answer in [*answers, None]:

@@ -141,7 +141,9 @@ def owners(engine: Any) -> dict[str, dict[int, int]]:
         "gradients": tensors_in(gradients),
         # Moments are as large as their master; the step counter is one number.
         "optimizer": (
-            tensor.detach() for tensor in tensors_in([masters, list(inner.state.values())]) if tensor.numel() > 1
+            tensor.detach()
+            for tensor in tensors_in([masters, list(inner.state.values())])
+            if tensor.numel() > 1
         ),
         "module_buffers": tensors_in(list(engine.module.buffers())),
     }
@@ -149,7 +151,9 @@ def owners(engine: Any) -> dict[str, dict[int, int]]:
     result = {}
     for name, tensors in groups.items():
         with torch.no_grad():
-            found = {address: size for address, size in plain_storages(tensors).items() if address not in seen}
+            found = {
+                address: size for address, size in plain_storages(tensors).items() if address not in seen
+            }
         seen |= found.keys()
         result[name] = found
     return result
@@ -213,7 +217,13 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.backend, name)
-        if name not in ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast"):
+        if name not in (
+            "all_reduce",
+            "reduce",
+            "reduce_scatter_tensor",
+            "all_gather_into_tensor",
+            "broadcast",
+        ):
             return value
 
         def counted(*arguments: Any, **keywords: Any) -> Any:

@@ -12,7 +12,12 @@ def works(batch: int, micro_batches: list[int], gpus: int) -> bool:
 
 @pytest.mark.parametrize(
     ("max_batch", "micro_batches", "gpus"),
-    [(2000, [2, 4, 6], range(1, 65)), (100, [3], range(2, 9)), (7, [1], range(1, 9)), (512, [8, 16], [16, 24, 32])],
+    [
+        (2000, [2, 4, 6], range(1, 65)),
+        (100, [3], range(2, 9)),
+        (7, [1], range(1, 9)),
+        (512, [8, 16], [16, 24, 32]),
+    ],
 )
 def test_no_other_batch_works_for_more_gpus(max_batch: int, micro_batches: list[int], gpus: range) -> None:
     plan = plan_batch(max_batch, micro_batches, gpus)
@@ -23,7 +28,9 @@ def test_no_other_batch_works_for_more_gpus(max_batch: int, micro_batches: list[
     assert plan.global_batch_size <= max_batch
     assert len(plan.settings) == count(plan.global_batch_size)
     assert all(count(batch) <= len(plan.settings) for batch in range(1, max_batch + 1))
-    assert all(count(batch) < len(plan.settings) for batch in range(plan.global_batch_size + 1, max_batch + 1))
+    assert all(
+        count(batch) < len(plan.settings) for batch in range(plan.global_batch_size + 1, max_batch + 1)
+    )
     assert sorted([*plan.settings, *plan.left_out]) == sorted(gpus)
     for number, (micro, accumulation) in plan.settings.items():
         assert micro * accumulation * number == plan.global_batch_size

@@ -35,13 +35,18 @@ SENT = [
     if stage == 3 or reuse == 0
 ]
 SENT += [
-    {"question": "sent", "stage": stage, "precision": "fp32", "accumulation": 1, "reuse": 0, "offload": offload}
+    {
+        "question": "sent",
+        "stage": stage,
+        "precision": "fp32",
+        "accumulation": 1,
+        "reuse": 0,
+        "offload": offload,
+    }
     for stage in range(4)
     for offload in (False, True)
     if stage > 0 or not offload
 ]
-
-
 
 
 def sent_cases(num_ranks: int) -> list[dict[str, Any]]:
