@@ -30,6 +30,7 @@ SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 exec "$@"
 @pytest.mark.parametrize("folder", ["/data/run", '/data/it\'s a "run"'])
 def test_scripts_are_clean_under_shellcheck(launcher: Launcher, num_nodes: int, folder: str) -> None:
     launch = replace(LAUNCH, launcher=launcher, num_nodes=num_nodes, folder=folder, script="my train.py")
+    launch = replace(launch, hostfile="my hosts", env_file="my env")
     done = subprocess.run(
         ["shellcheck", "--severity=style", "-"],
         input=launch_script(launch),

@@ -23,7 +23,8 @@ from torch import nn
 
 # Odd and narrow, so that padding is more than a hundredth of it.
 WIDTH = 21
-NUM_BLOCKS = 32
+# Not a multiple of the numbers of ranks: shares end inside of parameters.
+NUM_BLOCKS = 33
 # More elements than a bias has and fewer than a matrix.
 THRESHOLD = 100
 BUCKET = 1_000

@@ -108,5 +108,5 @@ def test_traffic_is_what_engines_send(num_ranks: int) -> None:
             }
             for kind, predicted in counted.items():
                 # Norms and overflow flags are a few bytes that no plan counts.
-                assert predicted == pytest.approx(line.get(kind, 0), rel=0.05, abs=100), (case, kind)
+                assert predicted == pytest.approx(line.get(kind, 0), rel=0.01, abs=100), (case, kind)
             assert not {"reduce", "broadcast"} & line.keys(), case
