@@ -62,15 +62,20 @@ test-static: $(INSTALLED)
 
 .PHONY: test-foundation
 test-foundation: $(INSTALLED)
-	$(call part,foundation,$(PYTEST) tests/foundation tests/cli tests/contract)
+	$(call part,foundation,$(PYTEST) tests/foundation tests/cli tests/docs tests/contract)
 
 .PHONY: test-config
 test-config: $(INSTALLED)
 	$(call part,config,$(PYTEST) tests/config tests/env tests/plan tests/advise)
 
+.PHONY: docs
+docs: $(INSTALLED) ## write the pages that come from the code
+	$(BIN)/python docs/generate.py
+
 .PHONY: corpus
 corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
-	PYTHONPATH=tests $(BIN)/python tests/contract/corpus.py $(CORPUS)
+	@test -d "$(CORPUS)" || { echo "error: say which folder: make corpus CORPUS=path/to/configs"; exit 2; }
+	$(BIN)/python tests/corpus.py $(CORPUS)
 
 .PHONY: test-consolidate
 test-consolidate: $(INSTALLED)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,22 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents where they are missing, each entry pushed to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        fsync_directory(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all in it, or a symbolic link without what it points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -121,11 +121,20 @@ class Registry(Generic[Subject]):
             Finding(
                 rule.code,
                 problem.severity or rule.severity,
-                problem.message,
+                _in_one_line(problem.message),
                 where(problem.pointer),
-                problem.fix,
+                None if problem.fix is None else _in_one_line(problem.fix),
                 problem.edit,
             )
             for rule in self
             for problem in rule.check(subject)
         ]
+
+
+def _in_one_line(text: str) -> str:
+    # Messages quote keys and values, which may hold anything.
+    return (
+        text
+        if text.isprintable()
+        else "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+    )

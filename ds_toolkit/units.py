@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from ds_toolkit.errors import ToolkitError
 
-_BYTES: dict[str, int] = {
+_BYTES: dict[str, float] = {
     "": 1,
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)},
     **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
 }
-_COUNTS: dict[str, int] = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNTS: dict[str, float] = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
@@ -23,10 +24,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ToolkitError: the text is not a size.
     """
-    number, unit = _split(text, "a size", "80GB, 512MiB or 1TB")
-    if unit.upper() not in _BYTES:
-        raise _unknown(text, "a size", "80GB, 512MiB or 1TB")
-    return round(number * _BYTES[unit.upper()])
+    return round(_scaled(text, _BYTES, str.upper, "a size", "80GB, 512MiB or 1TB"))
 
 
 def parse_count(text: str) -> int:
@@ -35,10 +33,7 @@ def parse_count(text: str) -> int:
     Raises:
         ToolkitError: the text is not a count.
     """
-    number, unit = _split(text, "a count", "350M, 7B or 1000000")
-    if unit.upper() not in _COUNTS:
-        raise _unknown(text, "a count", "350M, 7B or 1000000")
-    return round(number * _COUNTS[unit.upper()])
+    return round(_scaled(text, _COUNTS, str.upper, "a count", "350M, 7B or 1000000"))
 
 
 def parse_seconds(text: str) -> float:
@@ -47,10 +42,7 @@ def parse_seconds(text: str) -> float:
     Raises:
         ToolkitError: the text is not a duration; a bare number is refused, since its unit is not known.
     """
-    number, unit = _split(text, "a duration", "90s, 10min or 1.5h")
-    if unit.lower() not in _SECONDS:
-        raise _unknown(text, "a duration", "90s, 10min or 1.5h")
-    return number * _SECONDS[unit.lower()]
+    return _scaled(text, _SECONDS, str.lower, "a duration", "90s, 10min or 1.5h")
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -83,12 +75,11 @@ def format_seconds(seconds: float) -> str:
     return f"{whole_minutes // 60} h {whole_minutes % 60} min"
 
 
-def _split(text: str, noun: str, examples: str) -> tuple[float, str]:
+def _scaled(
+    text: str, units: Mapping[str, float], spelling: Callable[[str], str], noun: str, examples: str
+) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text)
-    if match is None:
-        raise _unknown(text, noun, examples)
-    return float(match[1]), match[2]
-
-
-def _unknown(text: str, noun: str, examples: str) -> ToolkitError:
-    return ToolkitError(f"`{text}` is not {noun}", fix=f"write it as {examples}")
+    unit = spelling(match[2]) if match else "no unit"
+    if match is None or unit not in units:
+        raise ToolkitError(f"`{text}` is not {noun}", fix=f"write it as {examples}")
+    return float(match[1]) * units[unit]

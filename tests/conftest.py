@@ -15,7 +15,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of checkpoints by case (tests/zoo.py says what stands in it), made once for all tests."""
     folder = tmp_path_factory.mktemp("zoo")
     for num_ranks in (2, 3):
-        jobs.run(jobs.torchrun_command(ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=100).check()
+        jobs.run(jobs.torchrun_command(ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=250).check()
     return folder
 
 

@@ -82,7 +82,7 @@ class Job:
 def run(
     command: Sequence[str | os.PathLike[str]],
     *,
-    timeout_seconds: float = 60,
+    timeout_seconds: float = 150,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:

@@ -1,9 +1,9 @@
 """How a tag comes to be: written under a hidden name, sealed by every rank, committed by one rename.
 
-    <dir>/.<tag>.partial/     every rank writes and flushes its files, then its own manifest (`seal`)
-    manifest.json             the committer has found all ranks' manifests and they agree (`commit`)
-    <dir>/<tag>/              rename; from here on a reader sees a whole checkpoint
-    <dir>/latest              replaced by rename
+    <dir>/.<tag>.<id>.partial/  every rank writes and flushes its files, then its own manifest (`seal`)
+    manifest.json               the committer has found all ranks' manifests and they agree (`commit`)
+    <dir>/<tag>/                rename; from here on a reader sees a whole checkpoint
+    <dir>/latest                replaced by rename
 
 A process that dies at any instruction leaves the previous checkpoint and `latest` valid; what it leaves
 besides begins with a dot, is never taken for a tag, and is swept away by the next run (`sweep`).
@@ -13,106 +13,136 @@ Standard library only: the process that outlives the ranks commits too.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.checkpoint.layout import LATEST, is_tag_folder
-from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestFile, RankManifest, RunShape
+from ds_toolkit.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestFile,
+    RankManifest,
+    RunShape,
+    check_tag,
+)
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.files import crc32_of, exchange, fsync_directory, fsync_file, write_whole
+from ds_toolkit.files import (
+    crc32_of,
+    exchange,
+    fsync_directory,
+    fsync_file,
+    make_directory,
+    remove,
+    write_whole,
+)
 
-_TAG_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]*")
 _PARTIAL_SUFFIX = ".partial"
 _REPLACED_SUFFIX = ".replaced"
 _DELETED_SUFFIX = ".deleted"
+_LEFT_BEHIND = re.compile(
+    r"\.(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.+=@-]*?)(?:\.[0-9a-f]{8}\.partial|\.replaced|\.deleted)|\.latest\.\d+\.partial"
+)
 
 
-def check_tag(tag: str) -> None:
-    """Refuse a tag that could not be a plain, visible folder name.
+@dataclass(frozen=True)
+class PartialTag:
+    """A tag that is being written.
 
-    Raises:
-        ToolkitError: the tag is empty, hidden, has a slash or a blank, or is a name DeepSpeed uses itself.
+    Attributes:
+        directory: the save directory.
+        tag: the name that it will have.
+        save_id: eight hexadecimal digits that no other save has (`new_save_id`), the same on every rank. Two
+            runs in one directory, or two attempts at one tag, never write into one folder.
     """
-    if not _TAG_PATTERN.fullmatch(tag) or tag in (LATEST, "latest_universal") or len(tag) > 200:
-        raise ToolkitError(
-            f"`{tag}` cannot be a tag",
-            fix="use letters, digits and any of _ . + = @ -, beginning with a letter, a digit or _",
-        )
+
+    directory: Path
+    tag: str
+    save_id: str
+
+    @property
+    def folder(self) -> Path:
+        """The hidden folder that becomes `<directory>/<tag>` when it is committed."""
+        return self.directory / f".{self.tag}.{self.save_id}{_PARTIAL_SUFFIX}"
+
+    @property
+    def target(self) -> Path:
+        """Where it will be seen."""
+        return self.directory / self.tag
 
 
-def partial_folder(directory: Path, tag: str) -> Path:
-    """The hidden folder that becomes `<directory>/<tag>` when it is committed."""
-    return directory / f".{tag}{_PARTIAL_SUFFIX}"
+def new_save_id() -> str:
+    """A name for one save; one rank makes it for all."""
+    return secrets.token_hex(4)
 
 
-def begin(directory: Path, tag: str) -> Path:
-    """An empty hidden folder to write the tag into; what an earlier attempt left there is removed.
+def begin(partial: PartialTag) -> None:
+    """Make the empty hidden folder to write into.
 
     Raises:
         ToolkitError: the tag cannot be one, or its place is taken by something that is not a checkpoint.
     """
-    check_tag(tag)
-    _check_replaceable(directory / tag)
-    folder = partial_folder(directory, tag)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    return folder
+    check_tag(partial.tag)
+    _check_replaceable(partial.target)
+    make_directory(partial.directory)
+    partial.folder.mkdir()
 
 
-def seal(folder: Path, rank: int, step: int, shape: RunShape, names: Iterable[str]) -> RankManifest:
+def seal(partial: PartialTag, rank: int, step: int, shape: RunShape, names: Iterable[str]) -> RankManifest:
     """Flush the files that this rank wrote and put their sizes and CRCs beside them.
 
     Args:
-        folder: the hidden folder of the tag.
+        partial: the tag that is being written.
         rank: global rank of the caller.
         step: optimizer steps done (DeepSpeed's `global_steps`).
         shape: of the run that writes.
         names: paths of the files inside the folder.
     """
-    files = tuple(_flushed(folder, name, rank) for name in sorted(names))
+    files = tuple(_flushed(partial.folder, name, rank) for name in sorted(names))
     manifest = RankManifest(rank, step, shape, files)
-    manifest.write(folder)
+    manifest.write(partial.folder)
     return manifest
 
 
 def commit(
-    directory: Path,
-    tag: str,
+    partial: PartialTag,
     *,
     kind: str,
     protected: bool = False,
+    micro_steps: int = 0,
     versions: dict[str, str] | None = None,
     patience_seconds: float = 30.0,
 ) -> Manifest:
     """Make a sealed tag visible and point `latest` at it.
 
     Args:
-        directory: the save directory.
-        tag: its name.
+        partial: the tag; every rank has sealed it.
         kind: why it was written (`periodic`).
-        protected: whether it is kept for ever.
+        protected: whether it is kept for ever; a tag that takes the place of a protected one is, too.
+        micro_steps: taken of an unfinished gradient accumulation.
         versions: name -> version of the software that wrote it.
         patience_seconds: how long to wait for the manifests of other ranks to become visible.
 
     Raises:
-        ToolkitError: a rank's manifest is missing, or ranks disagree on the step or the run's shape.
+        ToolkitError: a rank's manifest is missing, ranks disagree on the step or the run's shape, or the
+            checkpoint is whole and in its place but `latest` could not be written.
     """
-    folder = partial_folder(directory, tag)
+    folder = partial.folder
     ranks = _rank_manifests(folder, patience_seconds)
     claimed = [file for manifest in ranks for file in manifest.files]
     manifest = Manifest(
-        tag=tag,
+        tag=partial.tag,
         step=ranks[0].step,
         kind=kind,
         shape=ranks[0].shape,
         files=(*claimed, *_unclaimed(folder, {file.name for file in claimed})),
-        protected=protected,
+        protected=protected or _is_protected(partial.target),
+        micro_steps=micro_steps,
         created_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
         versions=versions or {},
     )
@@ -121,53 +151,55 @@ def commit(
     for rank_manifest in ranks:
         RankManifest.path(folder, rank_manifest.rank).unlink()
     _flush_directories(folder)
-    _publish(folder, directory / tag)
-    write_whole(directory / LATEST, tag.encode())
+    _publish(folder, partial.target)
+    _point_latest(partial)
     return manifest
 
 
-def abandon(directory: Path, tag: str) -> None:
+def abandon(partial: PartialTag) -> None:
     """Remove what was written of a tag that will not be committed."""
-    shutil.rmtree(partial_folder(directory, tag), ignore_errors=True)
+    shutil.rmtree(partial.folder, ignore_errors=True)
 
 
 def delete(folder: Path) -> None:
-    """Remove a committed tag; it stops being a tag at once, even if removing its files is cut short."""
+    """Remove a committed tag; it stops being a tag at once, even if removing its files is cut short.
+
+    Where the tag is a symbolic link, the link goes and what it points to stays.
+    """
     hidden = folder.with_name(f".{folder.name}{_DELETED_SUFFIX}")
-    if hidden.exists():
-        shutil.rmtree(hidden)
+    if hidden.exists() or hidden.is_symlink():
+        remove(hidden)
     folder.rename(hidden)
     fsync_directory(folder.parent)
-    shutil.rmtree(hidden)
+    remove(hidden)
 
 
 def sweep(directory: Path) -> list[str]:
-    """Finish or undo what a process that died had begun; returns the names that were removed or put back.
+    """Finish or undo what a process that died had begun; returns a line for each thing done or not possible.
 
-    Only for the one process that is about to write: another run's unfinished tag looks the same.
+    Only for the process that owns the directory: another run's unfinished tag looks the same.
     """
     swept = []
     for entry in sorted(directory.iterdir()):
-        if not entry.name.startswith("."):
+        match = _LEFT_BEHIND.fullmatch(entry.name)
+        if match is None:
             continue
-        if entry.name.endswith(_REPLACED_SUFFIX) and entry.is_dir():
-            # Died between the two renames of `_replace`: the old tag is whole, its name is free.
-            tag = directory / entry.name[1 : -len(_REPLACED_SUFFIX)]
-            if not tag.exists():
-                entry.rename(tag)
-            else:
-                shutil.rmtree(entry)
-        elif entry.name.endswith((_PARTIAL_SUFFIX, _DELETED_SUFFIX)):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        else:
-            continue
-        swept.append(entry.name)
+        try:
+            swept.append(_sweep_one(entry, directory / (match["tag"] or "")))
+        except OSError as error:
+            swept.append(f"could not remove {entry}: {error.strerror}")
     if swept:
         fsync_directory(directory)
     return swept
+
+
+def _sweep_one(entry: Path, tag_folder: Path) -> str:
+    if entry.name.endswith(_REPLACED_SUFFIX) and not tag_folder.exists():
+        # Died between the two renames of `_replace`: the old tag is whole, its name is free.
+        entry.rename(tag_folder)
+        return f"put back {tag_folder}"
+    remove(entry)
+    return f"removed what an unfinished save had left behind: {entry}"
 
 
 def _flushed(folder: Path, name: str, rank: int | None) -> ManifestFile:
@@ -246,7 +278,7 @@ def _publish(folder: Path, target: Path) -> None:
     elif exchange(folder, target):
         # One instant, both whole: the old checkpoint now has the hidden name.
         fsync_directory(target.parent)
-        shutil.rmtree(folder)
+        remove(folder)
     else:
         _replace(folder, target)
     fsync_directory(target.parent)
@@ -256,9 +288,28 @@ def _replace(folder: Path, target: Path) -> None:
     # For file systems without an atomic exchange. Between the two renames the tag is absent; `sweep` puts
     # the old one back if the process dies there.
     old = target.with_name(f".{target.name}{_REPLACED_SUFFIX}")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(old)
+    if old.exists() or old.is_symlink():
+        remove(old)
     target.rename(old)
     folder.rename(target)
     fsync_directory(target.parent)
-    shutil.rmtree(old)
+    remove(old)
+
+
+def _is_protected(target: Path) -> bool:
+    try:
+        return Manifest.read(target).protected
+    except ToolkitError:
+        return False
+
+
+def _point_latest(partial: PartialTag) -> None:
+    latest = partial.directory / LATEST
+    try:
+        write_whole(latest, partial.tag.encode())
+    except OSError as error:
+        raise ToolkitError(
+            f"the checkpoint `{partial.tag}` is whole and in its place, but `latest` cannot be written",
+            where=latest,
+            why=error.strerror,
+        ) from error

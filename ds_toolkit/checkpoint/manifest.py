@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ds_toolkit.checkpoint.layout import LATEST
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.files import write_whole
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
+_TAG_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,20 @@ class RankManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The file whose presence commits a tag."""
+    """The file whose presence commits a tag.
+
+    Attributes:
+        tag: its name when it was committed.
+        step: optimizer steps that it holds.
+        kind: why it was written.
+        shape: of the run that wrote it.
+        files: everything else in the folder.
+        protected: whether it is kept for ever.
+        micro_steps: micro-steps of an unfinished gradient accumulation that had been taken when it was
+            written; their gradients are not in it, while tracked objects have moved on by so many batches.
+        created_at: UTC, ISO 8601.
+        versions: of the software that wrote it.
+    """
 
     tag: str
     step: int
@@ -114,6 +131,7 @@ class Manifest:
     shape: RunShape
     files: tuple[ManifestFile, ...]
     protected: bool = False
+    micro_steps: int = 0
     created_at: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -130,6 +148,7 @@ class Manifest:
             "step": self.step,
             "kind": self.kind,
             "protected": self.protected,
+            "micro_steps": self.micro_steps,
             "created_at": self.created_at,
             "versions": self.versions,
             "shape": dataclasses.asdict(self.shape),
@@ -148,19 +167,40 @@ class Manifest:
         data = _decoded(path)
         with _explaining(path):
             return cls(
-                tag=str(data["tag"]),
+                tag=check_tag(str(data["tag"])),
                 step=int(data["step"]),
                 kind=str(data["kind"]),
                 shape=RunShape(**data["shape"]),
                 files=_files(data["files"]),
                 protected=bool(data["protected"]),
+                micro_steps=int(data["micro_steps"]),
                 created_at=str(data["created_at"]),
                 versions={str(name): str(version) for name, version in data["versions"].items()},
             )
 
 
+def check_tag(tag: str) -> str:
+    """The tag itself, if it can be a plain, visible folder name.
+
+    Raises:
+        ToolkitError: the tag is empty, hidden, has a slash or a blank, or is a name DeepSpeed uses itself.
+    """
+    if not _TAG_PATTERN.fullmatch(tag) or tag in (LATEST, "latest_universal"):
+        raise ToolkitError(
+            f"`{tag}` cannot be a tag",
+            fix="use at most 200 letters, digits and _ . + = @ -, beginning with a letter, a digit or _",
+        )
+    return tag
+
+
 def _encoded(data: dict[str, object]) -> bytes:
-    return (json.dumps(data, indent=1) + "\n").encode()
+    return (json.dumps({**data, "crc32": _own_crc32(data)}, indent=1) + "\n").encode()
+
+
+def _own_crc32(data: dict[str, object]) -> str:
+    # Over the values and not the text, so that a manifest may be pretty-printed without harm.
+    content = {name: value for name, value in data.items() if name != "crc32"}
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def _decoded(path: Path) -> dict[str, Any]:
@@ -178,6 +218,8 @@ def _decoded(path: Path) -> dict[str, Any]:
             where=path,
             fix="use the version of ds_toolkit that wrote it, or a newer one",
         )
+    if data.get("crc32") != _own_crc32(data):
+        raise _unreadable(path, "its content has changed since it was written (CRC-32)")
     return data
 
 

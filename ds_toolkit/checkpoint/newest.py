@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,20 +62,33 @@ def survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
 
 
 def committed(directory: Path) -> list[Manifest]:
-    """Manifests of the tags that ds_toolkit committed and whose files have the right sizes."""
-    judged = [_judge(folder) for folder in _tag_folders(directory) if (folder / MANIFEST_NAME).exists()]
-    return [tag.manifest for tag in judged if isinstance(tag, Candidate) and tag.manifest is not None]
+    """Manifests of the tags that ds_toolkit committed and that still have their names; their files are not
+    looked at. A tag under another name is somebody's copy, and nobody's to delete."""
+    manifests = []
+    for folder in _tag_folders(directory):
+        # What cannot be read is no manifest; one that DeepSpeed alone wrote has none.
+        with contextlib.suppress(ToolkitError):
+            manifest = Manifest.read(folder)
+            if manifest.tag == folder.name:
+                manifests.append(manifest)
+    return manifests
 
 
 def _tag_folders(directory: Path) -> list[Path]:
-    # A manifest counts too: a tag whose shards were deleted is a broken tag and not none.
     if not directory.is_dir():
         return []
-    return [
-        folder
-        for folder in sorted(directory.iterdir())
-        if is_tag_folder(folder) or (not folder.name.startswith(".") and (folder / MANIFEST_NAME).is_file())
-    ]
+    return [folder for folder in sorted(directory.iterdir()) if _may_be_tag(folder)]
+
+
+def _may_be_tag(folder: Path) -> bool:
+    # A manifest counts too: a tag whose shards were deleted is a broken tag and not none.
+    try:
+        return is_tag_folder(folder) or (
+            not folder.name.startswith(".") and (folder / MANIFEST_NAME).is_file()
+        )
+    except OSError:
+        # Not ours to read, such as lost+found.
+        return False
 
 
 def _age(candidate: Candidate) -> tuple[int, str]:
@@ -110,7 +124,7 @@ def _lost_latest(
 ) -> list[PassedOver]:
     """A tag that `latest` names and that is gone: no reason to start from nothing without a word."""
     try:
-        tag = (directory / LATEST).read_text().strip()
+        tag = (directory / LATEST).read_bytes()[:4096].decode(errors="replace").strip()
     except OSError:
         return []
     known = {candidate.tag for candidate in candidates} | {broken.tag for broken in passed_over}

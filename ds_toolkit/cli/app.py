@@ -7,7 +7,6 @@ import sys
 import typer
 
 from ds_toolkit.cli import consolidate, explain, gen_config, gen_env, gen_launch, lint, plan, schema
-from ds_toolkit.cli.output import print_error
 from ds_toolkit.errors import ToolkitError
 
 FAILURE = 2
@@ -43,6 +42,8 @@ def run() -> None:
     try:
         app()
     except ToolkitError as error:
+        from ds_toolkit.cli.output import print_error
+
         print_error(error, as_json="--json" in sys.argv)
         sys.exit(FAILURE)
     except KeyboardInterrupt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +28,18 @@ class FailOn(str, Enum):
 
     ERROR = "error"
     WARNING = "warning"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for besides the files."""
+
+    consumer: Consumer
+    world_size: int | None
+    launcher: Launcher | None
+    ignored: frozenset[str]
+    fix: bool
+    form: Format
 
 
 def lint(
@@ -61,16 +75,15 @@ def lint(
     from ds_toolkit.cli.reports import report
     from ds_toolkit.errors import ToolkitError
 
-    ignored = {rule_named(word).code for word in ignore or ()}
+    ignored = frozenset(rule_named(word).code for word in ignore or ())
+    options = Options(consumer, world_size, launcher, ignored, fix, form)
     findings: list[Finding] = []
     errors: list[ToolkitError] = []
     for name in files:
         try:
-            found = _lint_one(read_input(name, kind), consumer, world_size, launcher, ignored, fix, form)
+            findings += _lint_one(read_input(name, kind), options)
         except ToolkitError as error:
             errors.append(error)
-            continue
-        findings += found
     report(findings, errors, len(files) - len(errors), form)
     if errors:
         raise typer.Exit(FAILURE)
@@ -79,42 +92,40 @@ def lint(
         raise typer.Exit(FINDINGS)
 
 
-def _lint_one(
-    read: Input,
-    consumer: Consumer,
-    world_size: int | None,
-    launcher: Launcher | None,
-    ignored: set[str],
-    fix: bool,
-    form: Format,
-) -> list[Finding]:
+def _lint_one(read: Input, options: Options) -> list[Finding]:
     if read.kind is Kind.ENV:
         from ds_toolkit.env.envfile import parse_env_text
         from ds_toolkit.env.fabric import has_infiniband
         from ds_toolkit.env.rules import lint_env
 
-        found = lint_env(parse_env_text(read.text, read.name), launcher, has_infiniband())
+        found = lint_env(parse_env_text(read.text, read.name), options.launcher, has_infiniband())
     elif read.kind is Kind.HOSTFILE:
         from ds_toolkit.env.hostfile import parse_hostfile_text
         from ds_toolkit.env.hostfile_rules import lint_hostfile
 
         found = lint_hostfile(parse_hostfile_text(read.text, read.name))
     else:
-        from ds_toolkit.config.linter import lint as lint_config
         from ds_toolkit.config.reader import read_config_text
 
-        def look(document: Document) -> list[Finding]:
-            newer = _is_newer_deepspeed()
-            everything = lint_config(
-                document, world_size=world_size, consumer=consumer, newer_deepspeed=newer
-            )
-            return [finding for finding in everything if finding.code not in ignored]
-
         document = read_config_text(read.text, read.name)
-        found = look(document)
-        if fix:
-            found = look(_mended(document, found, read.path, form))
-    return [finding for finding in found if finding.code not in ignored]
+        found = _lint_config(document, options)
+        if options.fix:
+            found = _lint_config(_mended(document, found, read.path, options.form), options)
+    return [finding for finding in found if finding.code not in options.ignored]
+
+
+def _lint_config(document: Document, options: Options) -> list[Finding]:
+    from ds_toolkit.config.linter import ABOUT_UNKNOWN_KEYS
+    from ds_toolkit.config.linter import lint as lint_config
+
+    lint_for = functools.partial(
+        lint_config, document, world_size=options.world_size, consumer=options.consumer
+    )
+    found = lint_for()
+    # Asking for the installed version takes a while, and few findings depend on it.
+    if any(finding.code in ABOUT_UNKNOWN_KEYS for finding in found) and _is_newer_deepspeed():
+        found = lint_for(newer_deepspeed=True)
+    return [finding for finding in found if finding.code not in options.ignored]
 
 
 def _mended(document: Document, findings: list[Finding], path: Path | None, form: Format) -> Document:

@@ -72,9 +72,9 @@ def as_json(finding: Finding) -> dict[str, object]:
 def as_sarif(findings: Sequence[Finding], errors: Sequence[ToolkitError]) -> dict[str, object]:
     """A log in the Static Analysis Results Interchange Format, version 2.1.0 (OASIS)."""
     from ds_toolkit import __version__
-    from ds_toolkit.cli.catalogue import all_rules
+    from ds_toolkit.cli.catalogue import rules_of_files
 
-    rules = all_rules()
+    rules = rules_of_files()
     used = sorted({finding.code for finding in findings})
     driver = {
         "name": "ds-toolkit",
@@ -142,10 +142,10 @@ def _sarif_locations(
 
 
 def _annotation(finding: Finding) -> str:
-    from ds_toolkit.cli.catalogue import all_rules
+    from ds_toolkit.cli.catalogue import rules_of_files
 
     where = finding.where
-    title = f"{finding.code} {all_rules()[finding.code].name}"
+    title = f"{finding.code} {rules_of_files()[finding.code].name}"
     return _github_command(
         _GITHUB[finding.severity], where.file, where.line, where.column, title, _sentence(finding)
     )
@@ -184,24 +184,36 @@ def _sentence(finding: Finding) -> str:
 
 
 def _print_text(findings: Sequence[Finding], num_files: int) -> None:
+    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
+    shown = [f"{count} {_plural(severity, count)}" for severity, count in counts.items() if count]
+    files = f"{num_files} file{'' if num_files == 1 else 's'}"
+    summary = f"{', '.join(shown) or 'nothing found'} in {files}"
+    if not sys.stdout.isatty():
+        # What is not seen needs no colours, and starts sooner without the library that makes them.
+        blocks = ["".join(text for text, _ in _block(finding)) for finding in findings]
+        sys.stdout.write("\n".join([*blocks, summary]) + "\n")
+        return
     from rich.text import Text
 
-    from ds_toolkit.cli.catalogue import all_rules
     from ds_toolkit.cli.output import console
 
     out = console()
     for finding in findings:
-        line = Text(f"{finding.where}: ")
-        line.append(finding.severity.value, style=_STYLES[finding.severity])
-        line.append(f" {finding.code} {all_rules()[finding.code].name}\n", style="bold")
-        line.append(f"  {finding.message}")
-        if finding.fix is not None:
-            line.append(f"\n  fix: {finding.fix}", style="green")
-        out.print(line)
-    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
-    shown = [f"{count} {_plural(severity, count)}" for severity, count in counts.items() if count]
-    files = f"{num_files} file{'' if num_files == 1 else 's'}"
-    out.print(f"{', '.join(shown) or 'nothing found'} in {files}", markup=False)
+        out.print(Text.assemble(*_block(finding)))
+    out.print(summary, markup=False)
+
+
+def _block(finding: Finding) -> list[tuple[str, str]]:
+    """The lines about one finding, in pieces with a style each."""
+    from ds_toolkit.cli.catalogue import rules_of_files
+
+    pieces = [
+        (f"{finding.where}: ", ""),
+        (finding.severity.value, _STYLES[finding.severity]),
+        (f" {finding.code} {rules_of_files()[finding.code].name}\n", "bold"),
+        (f"  {finding.message}", ""),
+    ]
+    return pieces if finding.fix is None else [*pieces, (f"\n  fix: {finding.fix}", "green")]
 
 
 def _plural(severity: Severity, count: int) -> str:

@@ -12,6 +12,9 @@ from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.config.subject import Config
 from ds_toolkit.findings import Finding, Where
 
+# Rules whose severity depends on whether the schema knows all keys that DeepSpeed knows.
+ABOUT_UNKNOWN_KEYS = frozenset({"DS001", "DS004", "DS006"})
+
 
 def lint(
     config: Document | Mapping[str, object],

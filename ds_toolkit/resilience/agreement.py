@@ -36,6 +36,22 @@ def broadcast(value: T) -> T:
     return values[0]
 
 
+def same(what: str, value: object) -> None:
+    """Go on only if every rank has the same value. Collective.
+
+    Raises:
+        ToolkitError: on all ranks alike, with the first two values that differ.
+    """
+    values = gather(value)
+    for number, other in enumerate(values):
+        if other != values[0]:
+            raise ToolkitError(
+                f"the ranks differ in {what}",
+                why=f"{values[0]} on rank 0, {other} on rank {number}",
+                fix="make the same calls with the same arguments on every rank",
+            )
+
+
 def together(doing: str, phase: Callable[[], T]) -> T:
     """Run a phase on every rank; if it fails anywhere, it has failed everywhere. Collective.
 

@@ -17,7 +17,10 @@ class Cadence(Protocol):
         """Whether to save now; the same answer on every rank."""
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step was committed, on schedule or not."""
+        """A checkpoint of this step was committed or given up, on schedule or not."""
+
+    def moved_to(self, step: int) -> None:
+        """The run goes on from this step, which may be an earlier one than it was at."""
 
 
 def cadence_for(settings: GuardSettings) -> Cadence:
@@ -40,14 +43,20 @@ class EverySteps:
     def saved(self, step: int) -> None:
         pass
 
+    def moved_to(self, step: int) -> None:
+        pass
+
 
 class EverySeconds:
     """Due when `interval_seconds` have passed since the last checkpoint, by rank 0's clock.
 
     Clocks differ between ranks, so rank 0 decides and tells; asking at every step would cost a collective a
     step. Instead all ranks agree on the step at which they look again: half of the steps that the rest of
-    the interval should hold, so that a run whose steps become up to twice as slow is still on time.
+    the interval should hold, judged by the steps since the last look, and never more than
+    `LONGEST_LOOK_AHEAD` of them, so that a run that becomes slow is late by so many steps at most.
     """
+
+    LONGEST_LOOK_AHEAD = 32
 
     def __init__(
         self,
@@ -60,13 +69,11 @@ class EverySeconds:
         self._clock = clock
         self._broadcast = broadcast
         self._saved_at_seconds = clock()
-        self._saved_at_step: int | None = None
+        self._looked_at_seconds = self._saved_at_seconds
+        self._looked_at_step: int | None = None
         self._look_at_step = 0
 
     def due(self, step: int) -> bool:
-        if self._saved_at_step is None:
-            # Where this run began: the step before the first one it has seen.
-            self._saved_at_step = step - 1
         if step < self._look_at_step:
             return False
         due, self._look_at_step = self._broadcast(self._outlook(step))
@@ -74,15 +81,22 @@ class EverySeconds:
 
     def saved(self, step: int) -> None:
         self._saved_at_seconds = self._clock()
-        self._saved_at_step = step
+        self.moved_to(step)
+
+    def moved_to(self, step: int) -> None:
+        self._looked_at_seconds = self._clock()
+        self._looked_at_step = step
         self._look_at_step = step + 1
 
     def _outlook(self, step: int) -> tuple[bool, int]:
         """Whether a checkpoint is due at `step`, and the step to look at next; counts on rank 0 only."""
-        assert self._saved_at_step is not None  # noqa: S101  (set by `due`)
-        elapsed_seconds = self._clock() - self._saved_at_seconds
-        step_seconds = elapsed_seconds / (step - self._saved_at_step)
-        rest_seconds = self.interval_seconds - elapsed_seconds
-        if rest_seconds < step_seconds / 2:
+        now_seconds = self._clock()
+        # The first step that is seen is taken for the first of the run.
+        num_steps = 1 if self._looked_at_step is None else max(1, step - self._looked_at_step)
+        step_seconds = (now_seconds - self._looked_at_seconds) / num_steps
+        self._looked_at_seconds, self._looked_at_step = now_seconds, step
+        rest_seconds = self.interval_seconds - (now_seconds - self._saved_at_seconds)
+        if rest_seconds <= step_seconds / 2:
             return True, step + 1
-        return False, step + max(1, int(rest_seconds / step_seconds / 2))
+        steps_ahead = int(rest_seconds / step_seconds / 2) if step_seconds > 0 else self.LONGEST_LOOK_AHEAD
+        return False, step + min(max(1, steps_ahead), self.LONGEST_LOOK_AHEAD)

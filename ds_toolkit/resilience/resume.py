@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ds_toolkit.checkpoint.commit import sweep
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.checkpoint.newest import Candidate, PassedOver, survey
+from ds_toolkit.checkpoint.shards import open_shard
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding
@@ -35,20 +38,54 @@ class Resumed:
     client_state: dict[str, object] = field(default_factory=dict)
 
 
-def newest_verified(
-    directory: Path, verify: Literal["crc32", "sizes"]
-) -> tuple[Candidate | None, list[PassedOver]]:
-    """The newest checkpoint that verifies, and what was passed over on the way to it. Collective.
+def choose(
+    directory: Path, verify: Literal["crc32", "sizes"], *, allow_fresh: bool
+) -> tuple[Candidate | None, list[str]]:
+    """The newest checkpoint that verifies, and the tags that were passed over on the way to it. Collective.
 
     Every rank reads its part of the files, so that the time to verify shrinks with their number.
+
+    Raises:
+        ToolkitError: there are checkpoints, none of them is whole, and `allow_fresh` is not set.
     """
-    candidates, passed_over = agreement.only_on_rank_0("look for checkpoints", lambda: survey(directory))
+    candidates, passed_over = agreement.only_on_rank_0(
+        "look for checkpoints", lambda: _tidy_survey(directory)
+    )
+    chosen = None
     for candidate in candidates:
         findings = _verify(candidate, verify)
         if not findings:
-            return candidate, passed_over
+            chosen = candidate
+            break
         passed_over.append(PassedOver(candidate.tag, tuple(findings)))
-    return None, passed_over
+    if agreement.rank() == 0:
+        for broken in passed_over:
+            logger.warning("checkpoint passed over: %s", broken)
+    if chosen is None and passed_over and not allow_fresh:
+        raise ToolkitError(
+            "there are checkpoints, and none of them is whole",
+            where=directory,
+            why="\n".join(str(broken) for broken in passed_over),
+            fix="restore one of them, give another directory, or start from nothing with "
+            "resume(allow_fresh=True)",
+        )
+    return chosen, [broken.tag for broken in passed_over]
+
+
+def refuse_later_steps(directory: Path, step: int) -> None:
+    """Keep a run that never asked to resume from writing among checkpoints of a longer one; for rank 0 alone.
+
+    Raises:
+        ToolkitError: the directory holds a checkpoint of this step or a later one.
+    """
+    candidates, _ = _tidy_survey(directory)
+    if candidates and candidates[0].step >= step:
+        raise ToolkitError(
+            f"the directory holds a checkpoint of step {candidates[0].step}, and this run is at {step}",
+            where=candidates[0].folder,
+            why="a later resume() would choose it, and keep_last would count it",
+            fix="call guard.resume() before the training loop, or give an empty directory",
+        )
 
 
 def check_shape(candidate: Candidate, shape: RunShape) -> None:
@@ -76,6 +113,8 @@ def load(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> 
     Raises:
         ToolkitError: a file cannot be loaded, or DeepSpeed ends at another step than the tag promises.
     """
+    # Whatever can be found out alone is found out before DeepSpeed's loader, which waits for all ranks.
+    agreement.together("open the shards of this rank", lambda: _open_own_shards(candidate))
     client_state = agreement.together(
         "load the checkpoint", lambda: read_shards(engine, candidate.folder.parent, candidate.tag)
     )
@@ -85,6 +124,12 @@ def load(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> 
             where=candidate.folder,
             why=f"the engine is at step {engine.global_steps} after loading it, and not at {candidate.step}",
         )
+    if candidate.manifest is not None and candidate.manifest.micro_steps:
+        logger.warning(
+            "checkpoint %s was written %d micro-steps after an optimizer step: tracked objects are ahead",
+            candidate.tag,
+            candidate.manifest.micro_steps,
+        )
     agreement.together("restore the state of this rank", lambda: _restore_rank(engine, candidate, tracked))
     return Resumed(
         tag=candidate.tag,
@@ -92,6 +137,13 @@ def load(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> 
         kind=candidate.kind,
         client_state={key: value for key, value in client_state.items() if key not in DEEPSPEED_STATE_KEYS},
     )
+
+
+def _tidy_survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
+    if directory.exists():
+        for line in sweep(directory):
+            logger.warning("%s", line)
+    return survey(directory)
 
 
 def _verify(candidate: Candidate, verify: Literal["crc32", "sizes"]) -> list[Finding]:
@@ -104,6 +156,13 @@ def _verify(candidate: Candidate, verify: Literal["crc32", "sizes"]) -> list[Fin
         agreement.together("verify a checkpoint", lambda: verify_crcs(candidate.folder, part))
     )
     return [finding for findings in found for finding in findings]
+
+
+def _open_own_shards(candidate: Candidate) -> None:
+    for file in candidate.manifest.files if candidate.manifest else ():
+        path = candidate.folder / file.name
+        if file.rank == agreement.rank() and path.suffix == ".pt" and zipfile.is_zipfile(path):
+            open_shard(path, file.size_bytes)
 
 
 def _restore_rank(engine: Any, candidate: Candidate, tracked: Mapping[str, Stateful]) -> None:

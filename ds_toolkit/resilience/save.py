@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import deepspeed.comm as dist
 import torch
+from deepspeed.runtime.pipe.module import PipelineModule
 
 import ds_toolkit
 from ds_toolkit.checkpoint import commit
-from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.checkpoint.manifest import Manifest, check_tag
 from ds_toolkit.checkpoint.newest import committed
 from ds_toolkit.checkpoint.retention import expired
 from ds_toolkit.errors import ToolkitError
@@ -31,12 +33,30 @@ from ds_toolkit.resilience.reporting import logger
 PERIODIC = "periodic"
 
 
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that this run has committed.
+
+    Attributes:
+        tag: its name.
+        step: optimizer steps that it holds.
+        total_bytes: size of all its files.
+        stall_seconds: how long the training loop waited for it on this rank.
+    """
+
+    tag: str
+    step: int
+    total_bytes: int
+    stall_seconds: float
+
+
 def save(
     engine: Any,
     directory: Path,
     tag: str,
     *,
     protect: bool,
+    micro_steps: int,
     tracked: Mapping[str, Stateful],
     client_state: Callable[[], Mapping[str, object]] | None,
 ) -> Manifest:
@@ -47,6 +67,7 @@ def save(
         directory: shared by all ranks.
         tag: name of the checkpoint; one of that name is replaced in one instant.
         protect: whether it is kept for ever.
+        micro_steps: taken of an unfinished gradient accumulation.
         tracked: objects whose state each rank saves.
         client_state: gives what goes into DeepSpeed's client state.
 
@@ -54,47 +75,43 @@ def save(
         ToolkitError: on all ranks alike. What was written is removed; earlier checkpoints and `latest` are
             as they were.
     """
-    _agree(directory, tag, int(engine.global_steps), protect)
+    partial = _agreed(directory, tag, int(engine.global_steps), protect)
     # Random states first: nothing below may draw from a generator unnoticed.
     rank_state = agreement.together("collect the state of this rank", lambda: _rank_state(tracked))
     rank_state["buffers"] = _own_buffers(engine)
     values = agreement.together("collect the client state", lambda: _client_state(client_state))
     try:
-        agreement.only_on_rank_0(f"begin the checkpoint `{tag}`", lambda: commit.begin(directory, tag))
+        agreement.only_on_rank_0(f"begin the checkpoint `{tag}`", lambda: commit.begin(partial))
         agreement.together(
-            f"write the checkpoint `{tag}`", lambda: _write(engine, directory, tag, values, rank_state)
+            f"write the checkpoint `{tag}`", lambda: _write(engine, partial, values, rank_state)
         )
         return agreement.only_on_rank_0(
-            f"commit the checkpoint `{tag}`", lambda: _commit(directory, tag, protect)
+            f"commit the checkpoint `{tag}`", lambda: _commit(partial, protect, micro_steps)
         )
     except ToolkitError:
         # All ranks have stopped writing: `together` has heard from each of them.
         if agreement.rank() == 0:
-            commit.abandon(directory, tag)
+            commit.abandon(partial)
         raise
 
 
-def delete_expired(directory: Path, *, keep_last: int, step: int) -> None:
-    """Delete the tags that `keep_last` no longer covers after a commit at `step`; for rank 0 alone.
+def delete_expired(directory: Path, *, keep_last: int, newest: Manifest, broken: Collection[str]) -> None:
+    """Delete the tags that `keep_last` no longer covers after a commit; for rank 0 alone.
 
     A failure is logged and ends no training: the new checkpoint is safe, an old one still takes space.
     """
-    try:
-        for tag in expired(committed(directory), keep_last=keep_last, step=step):
+    for tag in expired(committed(directory), keep_last=keep_last, newest=newest, broken=broken):
+        try:
             commit.delete(directory / tag)
-    except OSError as error:
-        logger.warning("an old checkpoint could not be deleted: %s", error)
+        except OSError as error:
+            logger.warning("the old checkpoint %s could not be deleted: %s", tag, error)
 
 
-def _agree(directory: Path, tag: str, step: int, protect: bool) -> None:
-    asked = agreement.gather((str(directory), tag, step, protect))
-    for rank, other in enumerate(asked):
-        if other != asked[0]:
-            raise ToolkitError(
-                "the ranks do not ask for the same checkpoint",
-                why=f"directory, tag, step, protection: {asked[0]} on rank 0, {other} on rank {rank}",
-                fix="call save() with the same arguments after the same step on every rank",
-            )
+def _agreed(directory: Path, tag: str, step: int, protect: bool) -> commit.PartialTag:
+    agreement.same("the checkpoint they ask for", (str(directory), tag, step, protect))
+    # After the exchange: a rank that raised before it would leave the others waiting.
+    check_tag(tag)
+    return commit.PartialTag(directory, tag, agreement.broadcast(commit.new_save_id()))
 
 
 def _rank_state(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
@@ -111,7 +128,9 @@ def _own_buffers(engine: Any) -> dict[str, torch.Tensor]:
         for other_cell, other_writes, other_digests in agreement.gather((cell, writes, digests))
         if other_writes
     }
-    return own_buffers(engine, digests, written[cell])
+    # Layer files of a pipeline may be written by any data-parallel rank (parallel_write).
+    in_model_file = {} if isinstance(engine.module, PipelineModule) else written[cell]
+    return own_buffers(engine, digests, in_model_file)
 
 
 def _client_state(client_state: Callable[[], Mapping[str, object]] | None) -> Mapping[str, object]:
@@ -125,24 +144,28 @@ def _client_state(client_state: Callable[[], Mapping[str, object]] | None) -> Ma
 
 
 def _write(
-    engine: Any, directory: Path, tag: str, client_state: Mapping[str, object], rank_state: Mapping[str, Any]
+    engine: Any,
+    partial: commit.PartialTag,
+    client_state: Mapping[str, object],
+    rank_state: Mapping[str, Any],
 ) -> None:
     """Write, flush and seal this rank's files under the hidden name."""
-    folder = commit.partial_folder(directory, tag)
-    names = write_shards(engine, folder, client_state)
-    names.append(save_rank_state(folder, agreement.rank(), rank_state))
+    names = write_shards(engine, partial.folder, client_state)
+    names.append(save_rank_state(partial.folder, agreement.rank(), rank_state))
     if agreement.rank() == 0:
         for script in RECOVERY_SCRIPTS:
             # To where people look for it; by rename, so that a full disk cannot leave it cut.
-            if (folder / script).exists():
-                (folder / script).replace(directory / script)
-    commit.seal(folder, agreement.rank(), int(engine.global_steps), run_shape(engine), names)
+            if (partial.folder / script).exists():
+                (partial.folder / script).replace(partial.directory / script)
+    commit.seal(partial, agreement.rank(), int(engine.global_steps), run_shape(engine), names)
 
 
-def _commit(directory: Path, tag: str, protect: bool) -> Manifest:
+def _commit(partial: commit.PartialTag, protect: bool, micro_steps: int) -> Manifest:
     versions = {
         "ds_toolkit": ds_toolkit.__version__,
         "deepspeed": str(deepspeed.__version__),
         "torch": torch.__version__,
     }
-    return commit.commit(directory, tag, kind=PERIODIC, protected=protect, versions=versions)
+    return commit.commit(
+        partial, kind=PERIODIC, protected=protect, micro_steps=micro_steps, versions=versions
+    )

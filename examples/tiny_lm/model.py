@@ -13,6 +13,12 @@ LAYERS = 5
 HEADS = 4
 
 
+def shifted(hidden: Tensor) -> Tensor:
+    """Half of the channels taken from the byte before: spelling is learned long before attention is."""
+    before, own = hidden.chunk(2, dim=-1)
+    return torch.cat((functional.pad(before, (0, 0, 1, -1)), own), dim=-1)
+
+
 class Block(nn.Module):
     """Causal self-attention and a feed-forward layer, each behind a normalisation and beside a residual."""
 
@@ -28,12 +34,12 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
-        heads = self.qkv(self.attention_norm(hidden)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        heads = self.qkv(shifted(self.attention_norm(hidden))).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         attended = attended.transpose(1, 2).reshape(batch, length, WIDTH)
         hidden = hidden + self.dropout(self.projection(attended))
-        expanded = functional.gelu(self.expand(self.feed_forward_norm(hidden)))
+        expanded = functional.gelu(self.expand(shifted(self.feed_forward_norm(hidden))))
         out: Tensor = hidden + self.dropout(self.contract(expanded))
         return out
 
@@ -48,6 +54,9 @@ class TinyLM(nn.Module):
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.04)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, length, 256) for tokens (batch, length) of integers below 256."""

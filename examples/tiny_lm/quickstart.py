@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ from rich.table import Table
 from ds_toolkit.env.fabric import detect_host
 from ds_toolkit.units import format_bytes, format_seconds
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
+TRAIN = HERE / "train.py"
+DEEPSPEED_PORT = 29500
 BIN = Path(sys.executable).parent
 NUM_RANKS = 2
 PROMPT = "The lamp at Skerry Point "
@@ -53,7 +56,15 @@ def main() -> None:
     gen_config += ["--gpus-per-node", str(NUM_RANKS), "--sequence-length", "128", "--micro-batch-size", "8"]
     expect_success(run([*gen_config, "-o", str(config)]))
 
-    train = ["deepspeed", "--num_gpus", str(NUM_RANKS), str(HERE / "train.py"), "--config", str(config)]
+    train = [
+        "deepspeed",
+        "--num_gpus",
+        str(NUM_RANKS),
+        *other_port_if_needed(),
+        str(TRAIN),
+        "--config",
+        str(config),
+    ]
     train += ["--run-dir", str(run_dir), "--steps", str(arguments.steps)]
     train += ["--save-every", str(arguments.save_every), "--kill-at-step", str(arguments.kill_at_step)]
     say(f"2. Training; one of the two ranks is killed after step {arguments.kill_at_step}")
@@ -82,6 +93,18 @@ def fresh(run_dir: Path) -> Path:
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True)
     return run_dir
+
+
+def other_port_if_needed() -> list[str]:
+    """A free port for the launcher where its default one is taken by another run."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", DEEPSPEED_PORT))
+        except OSError:
+            probe.bind(("", 0))
+            return ["--master_port", str(probe.getsockname()[1])]
+    return []
 
 
 def run(command: list[str]) -> Finished:

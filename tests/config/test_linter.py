@@ -102,3 +102,34 @@ def test_enabled_is_read_as_deepspeed_reads_it() -> None:
     assert codes({**fp16, "bf16": {"enabled": "false"}}) == []
     assert codes({**fp16, "bf16": {}, "bfloat16": {"enabled": True}}) == [("DS012", "/bfloat16")]
     assert codes({**fp16, "bfloat16": {"enabled": True}}) == [("DS011", "/bfloat16"), ("DS301", "/fp16")]
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    config: dict[str, object] = {"train_batch_size": 8.0, "steps_per_print": 1e1, "pipeline": {"stages": 2.0}}
+    assert lint(config, world_size=4) == []
+    assert codes({**BATCH, "steps_per_print": 1.5}) == [("DS015", "/steps_per_print")]
+
+
+def test_ranks_that_share_a_sequence_count_once() -> None:
+    config: dict[str, object] = {
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 4,
+        "sequence_parallel_size": 2,
+    }
+    assert codes(config, world_size=8) == []
+    assert codes(config, world_size=16) == [("DS102", "/train_batch_size")]
+
+
+def test_the_accumulation_that_comes_nearest_is_named() -> None:
+    config: dict[str, object] = {
+        "train_batch_size": 256,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+    }
+    (finding,) = lint(config, world_size=7)
+    assert finding.fix == ("set it to 28, or leave it out; 252 would need `gradient_accumulation_steps` 18")
+
+
+@pytest.mark.parametrize("key", ["model_parallel_size", "data_path"])
+def test_keys_that_only_look_alike_are_no_slips(key: str) -> None:
+    assert codes({**BATCH, key: 1}) == [("DS002", f"/{key}")]

@@ -17,6 +17,7 @@ REFUSED_AT_THE_START = {
     "DS008",
     "DS009",
     "DS012",
+    "DS022",
     "DS101",
     "DS102",
     "DS103",

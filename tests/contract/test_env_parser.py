@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from deepspeed.launcher import launch as launch_module
+from deepspeed.launcher.multinode_runner import OpenMPIRunner, SlurmRunner
 
 from ds_toolkit.env.envfile import read_env_file
+from ds_toolkit.env.variables import SET_BY_THE_LAUNCHER
 
 EXAMPLE = Path(__file__).parents[2] / ".deepspeed_env.example"
 
@@ -77,3 +82,37 @@ def test_a_comment_with_equals_swallows_the_remote_command(tmp_path: Path) -> No
     remote = " ".join(arguments)
     assert "export # A=1;" in remote
     assert 'export B=""x y"";' in remote
+
+
+def runner_arguments() -> SimpleNamespace:
+    options = dict.fromkeys(("include", "exclude", "slurm_comment", "launcher_args"), "")
+    switches = dict.fromkeys(("module", "no_python"), False)
+    return SimpleNamespace(
+        user_script="train.py", user_args=[], num_nodes=-1, num_gpus=-1, **options, **switches
+    )
+
+
+def test_slurm_gets_all_variables_in_one_option_with_commas_between() -> None:
+    runner = SlurmRunner(runner_arguments(), {}, {"a": [0], "b": [0]})
+    runner.add_export("NCCL_IB_HCA", "mlx5_0,mlx5_1")
+    command = " ".join(runner.get_cmd({}, {"a": [0], "b": [0]}))
+    assert "--export=ALL,NCCL_IB_HCA=mlx5_0,mlx5_1" in command.replace("--export ", "--export=")
+
+
+def test_blanks_get_quotes_that_only_a_shell_takes_off() -> None:
+    runner = OpenMPIRunner(runner_arguments(), {}, {})
+    runner.add_export("WANDB_NAME", "second try")
+    runner.add_export("NCCL_DEBUG", "WARN")
+    assert runner.exports == {"WANDB_NAME": '"second try"', "NCCL_DEBUG": "WARN"} | {
+        key: value for key, value in runner.exports.items() if key.startswith("UCX")
+    }
+
+
+def test_the_launcher_sets_what_we_say_it_sets() -> None:
+    source = inspect.getsource(launch_module)
+    by_constant = {"CROSS_RANK", "CROSS_SIZE"}
+    # The accelerator knows the name of the last one.
+    for name in SET_BY_THE_LAUNCHER - by_constant - {"CUDA_VISIBLE_DEVICES"}:
+        assert f'current_env["{name}"]' in source, name
+    assert all(f"current_env[{name}]" in source for name in by_constant)
+    assert "set_visible_devices_envs(current_env" in source

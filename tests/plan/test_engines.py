@@ -60,7 +60,7 @@ def measurements(num_ranks: int) -> list[dict[str, Any]]:
     cases = [*HELD, *sent_cases(num_ranks)]
     command = jobs.torchrun_command(WORKER, json.dumps(cases), num_ranks=num_ranks)
     environment = {"PYTHONPATH": f"{WORKER.parents[1]}:{jobs.REPOSITORY}"}
-    output = jobs.run(command, timeout_seconds=110, environment=environment).check().output
+    output = jobs.run(command, timeout_seconds=220, environment=environment).check().output
     lines = [json.loads(line[9:]) for line in output.splitlines() if line.startswith("MEASURED ")]
     assert len(lines) == num_ranks * len(cases), output[-3000:]
     return lines
@@ -74,6 +74,8 @@ def planned_job(line: dict[str, Any], num_ranks: int) -> Job:
     return Job(model, Cluster(1, num_ranks, None, None), precision, 1, line["case"]["accumulation"], 1)
 
 
+# Four ranks share what processors there are.
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_memory_is_what_engines_hold(num_ranks: int) -> None:
     for case in HELD:
@@ -94,6 +96,7 @@ def test_memory_is_what_engines_hold(num_ranks: int) -> None:
         assert sum(items.values()) == pytest.approx(everything, rel=0.05), case
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_traffic_is_what_engines_send(num_ranks: int) -> None:
     for case in sent_cases(num_ranks):

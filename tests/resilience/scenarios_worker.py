@@ -6,9 +6,12 @@ A scenario is a function with a docstring; it gets an empty directory shared by 
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import http
 import json
 import logging
+import resource
 import shutil
 import sys
 import time
@@ -181,6 +184,17 @@ def a_flipped_bit_is_found_by_crc_and_by_nothing_else(directory: Path) -> None:
 
 
 @scenario
+def a_broken_tag_does_not_count_as_kept(directory: Path) -> None:
+    _, guard = trained(directory, 6, save_every=3)
+    guard.close()
+    shard = directory / "global_step6" / "mp_rank_00_model_states.pt"
+    on_rank_0(lambda: shard.write_bytes(shard.read_bytes()[:-1] + b"?"))
+    _, guard = trained(directory, 8, save_every=4, keep_last=2)
+    guard.close()
+    assert tags(directory) == ["global_step4", "global_step6", "global_step8"]
+
+
+@scenario
 def none_is_whole(directory: Path) -> None:
     _, guard = trained(directory, 2, save_every=1, keep_last=2)
     guard.close()
@@ -276,6 +290,25 @@ def deepspeed_alone_reads_what_the_guard_saved(directory: Path) -> None:
 
 
 @scenario
+def the_files_are_those_of_deepspeed(directory: Path) -> None:
+    for stage, precision in ((0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")):
+        engine = new_engine(ds_config(stage, precision))
+        ours, theirs = directory / f"ours{stage}", directory / f"theirs{stage}"
+        with CheckpointGuard(engine, ours, save_every=100) as guard:
+            guard.resume()
+            train_until(engine, new_sampler(engine), 2)
+            guard.save("tag")
+            engine.save_checkpoint(str(theirs), tag="tag", client_state={})
+        dist.barrier()
+        names = {path.name for path in (theirs / "tag").iterdir()}
+        added = {"manifest.json", "ds_toolkit_rank_00000.pt", "ds_toolkit_rank_00001.pt"}
+        assert {path.name for path in (ours / "tag").iterdir()} == names | added
+        assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
+        for name in names:
+            assert (ours / "tag" / name).read_bytes() == (theirs / "tag" / name).read_bytes(), (stage, name)
+
+
+@scenario
 def settings_stand_in_the_config_and_arguments_beat_them(directory: Path) -> None:
     config = ds_config(1, "fp32", ds_toolkit={"save_every": 7, "keep_last": 5})
     guard = CheckpointGuard(new_engine(config), directory, keep_last=2)
@@ -297,6 +330,11 @@ def one_guard_an_engine(directory: Path) -> None:
         CheckpointGuard(engine, directory)
     guard.close()
     assert "step" not in engine.__dict__, "the hook is still there"
+    # A hook that was there before is there afterwards.
+    engine.step = mine = lambda: type(engine).step(engine)
+    CheckpointGuard(engine, directory).close()
+    assert engine.step is mine
+    del engine.step
     CheckpointGuard(engine, directory).close()
     assert tags(directory) == []
 
@@ -304,8 +342,12 @@ def one_guard_an_engine(directory: Path) -> None:
 @scenario
 def ranks_that_ask_for_different_checkpoints(directory: Path) -> None:
     engine, guard = trained(directory, 1, save_every=100)
-    with refused("do not ask for the same checkpoint", "rank 1"):
+    with refused("differ in the checkpoint they ask for", "rank 1"):
         guard.save(f"mine_{dist.get_rank()}")
+    with refused("differ in the checkpoint they ask for"):
+        guard.save("good" if dist.get_rank() == 0 else "not/good")
+    with refused("cannot be a tag"):
+        guard.save("not/good")
     assert tags(directory) == []
     guard.save("ours")
     assert tags(directory) == ["ours"]
@@ -339,18 +381,22 @@ def a_failure_on_one_rank_is_everybodys(directory: Path) -> None:
 
 @scenario
 def training_goes_on_if_it_is_told_to(directory: Path) -> None:
-    on_rank_0(lambda: directory.write_text("a file where the directory should be"))
+    def take_the_place() -> None:
+        (directory / "global_step1").mkdir(parents=True)
+        (directory / "global_step1" / "thesis.tex").write_text("three years of work")
+
+    on_rank_0(take_the_place)
     engine = new_engine(ds_config(1, "fp32"))
-    guard = CheckpointGuard(
-        engine, directory / "inside", save_every=1, settings={"on_save_failure": "continue"}
-    )
+    guard = CheckpointGuard(engine, directory, save_every=1, settings={"on_save_failure": "continue"})
     with said() as lines:
         train_until(engine, new_sampler(engine), 2)
+    guard.close()
     assert engine.global_steps == 2
     if dist.get_rank() == 0:
-        assert sum("is missing; training goes on" in line for line in lines) == 2, lines
-    guard = CheckpointGuard(new_engine(ds_config(1, "fp32")), directory / "inside", save_every=1)
-    with refused("cannot begin the checkpoint", "Not a directory"):
+        assert sum("is missing; training goes on" in line for line in lines) == 1, lines
+    assert [saved.step for saved in guard.saved] == [2]
+    guard = CheckpointGuard(new_engine(ds_config(1, "fp32")), directory / "latest" / "inside", save_every=1)
+    with refused("cannot take the checkpoint directory", "Not a directory"):
         train_until(guard.engine, new_sampler(guard.engine), 1)
 
 
@@ -381,6 +427,153 @@ def leaving_by_an_exception(directory: Path) -> None:
 
 
 @scenario
+def guards_that_differ_between_ranks(directory: Path) -> None:
+    engine = new_engine(ds_config(1, "fp32"))
+    guard = CheckpointGuard(engine, directory, save_every=2 + dist.get_rank())
+    with refused("differ in the directory and the settings", "'save_every': 3"):
+        guard.resume()
+    guard.close()
+    CheckpointGuard(engine, directory / str(dist.get_rank()), save_every=2)
+    with refused("differ in the directory"):
+        train_until(engine, new_sampler(engine), 1)
+
+
+@scenario
+def two_guards_in_one_directory(directory: Path) -> None:
+    first = CheckpointGuard(new_engine(ds_config(1, "fp32")), directory, save_every=1)
+    assert first.resume() is None
+    second = CheckpointGuard(
+        new_engine(ds_config(1, "fp32")), directory / ".." / directory.name, save_every=1
+    )
+    with refused("another run writes into this checkpoint directory", "close it first"):
+        second.resume()
+    with refused("another run writes"):
+        train_until(second.engine, new_sampler(second.engine), 1)
+    first.close()
+    assert second.resume() is None
+    second.close()
+    assert tags(directory) == ["global_step1"]
+    assert not list(directory.glob(".*"))
+
+
+@scenario
+def in_the_middle_of_an_accumulation(directory: Path) -> None:
+    engine, guard = trained(directory, 2, save_every=100)
+    inputs, targets = new_sampler(engine).draw(torch.float32)
+    engine.backward(torch.nn.functional.mse_loss(engine(inputs), targets))
+    engine.step()
+    with refused("save() stands in the middle of a gradient accumulation"):
+        guard.save()
+    with refused("resume() stands in the middle of a gradient accumulation"):
+        guard.resume()
+    with said() as lines:
+        guard.close()
+    if dist.get_rank() == 0:
+        assert any("the last 1 micro-steps end with no optimizer step" in line for line in lines), lines
+    assert Manifest.read(directory / "global_step2").micro_steps == 1
+    with said() as lines, CheckpointGuard(new_engine(ds_config(1, "fp32")), directory) as guard:
+        assert guard.resume() is not None
+    assert any("1 micro-steps after an optimizer step" in line for line in lines), lines
+
+
+@scenario
+def deepspeeds_own_save_into_our_directory(directory: Path) -> None:
+    engine, guard = trained(directory, 1, save_every=1)
+    with refused("would write over the files of committed checkpoints", "guard.save(tag)"):
+        engine.save_checkpoint(str(directory / "."))
+    assert engine.save_checkpoint(str(directory.with_name("elsewhere")))
+    guard.close()
+    assert engine.save_checkpoint(str(directory), tag="afterwards")
+
+
+@scenario
+def a_disk_that_fails_one_rank_only(directory: Path) -> None:
+    engine, guard = trained(directory, 1, save_every=100, stage=3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    with refused("a checkpoint file cannot be written", "rank 1: ", "zero_pp_rank_1", "bytes are free"):
+        guard.save()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert tags(directory) == []
+    # The ranks are in step with each other, and the parameters whole.
+    train_until(engine, new_sampler(engine), 2)
+    guard.save()
+    guard.close()
+    assert tags(directory) == ["global_step2"]
+
+
+@scenario
+def a_broken_shard_that_has_its_size(directory: Path) -> None:
+    """Without CRCs a broken structure is still found before DeepSpeed's loader, in which ranks wait."""
+    _, guard = trained(directory, 1, save_every=1, stage=3)
+    guard.close()
+    shard = directory / "global_step1" / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+
+    def wipe_the_pickle() -> None:
+        data = shard.read_bytes()
+        at = data.index(b"data.pkl")
+        shard.write_bytes(data[: at + 200] + bytes(300) + data[at + 500 :])
+
+    on_rank_0(wipe_the_pickle)
+    engine = new_engine(ds_config(3, "fp32"))
+    guard = CheckpointGuard(engine, directory, settings={"verify_on_resume": "sizes"})
+    with refused(shard.name, "rank 0: "):
+        guard.resume()
+
+
+@scenario
+def a_universal_checkpoint_is_not_ours(directory: Path) -> None:
+    engine = new_engine(ds_config(1, "fp32", checkpoint={"load_universal": True}))
+    with refused("asks for universal ones", "checkpoint.load_universal"):
+        CheckpointGuard(engine, directory).resume()
+
+
+@scenario
+def experts_are_saved_and_resumed(directory: Path) -> None:
+    from deepspeed.moe.layer import MoE
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+    class Mixture(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = torch.nn.Linear(8, 8)
+            self.moe = MoE(8, torch.nn.Linear(8, 8), num_experts=2, ep_size=2, k=1, min_capacity=0)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.moe(self.before(inputs))[0]
+
+    def mixture(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = Mixture()
+        groups = split({"params": list(model.parameters()), "name": "parameters"})
+        config = ds_config(1, "fp32", gradient_accumulation_steps=1)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=config)
+        return engine
+
+    def losses(engine: Any, until: int) -> list[float]:
+        seen = []
+        while engine.global_steps < until:
+            inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(engine.global_steps))
+            loss = (engine(inputs) - inputs).pow(2).mean()
+            engine.backward(loss)
+            engine.step()
+            seen.append(loss.item())
+        return seen
+
+    straight = losses(mixture(0), 4)
+    engine = mixture(0)
+    with CheckpointGuard(engine, directory, save_every=2) as guard:
+        assert guard.resume() is None
+        first = losses(engine, 2)
+    assert list((directory / "global_step2").glob("layer_*_expert_*"))
+    engine = mixture(9)
+    with CheckpointGuard(engine, directory, save_every=2) as guard:
+        assert guard.resume() is not None
+        assert first + losses(engine, 4) == straight
+
+
+@scenario
 def keys_of_deepspeed_are_refused_in_client_state(directory: Path) -> None:
     engine = new_engine(ds_config(1, "fp32"))
     guard = CheckpointGuard(engine, directory, client_state=lambda: {"module": 1})
@@ -392,14 +585,18 @@ def keys_of_deepspeed_are_refused_in_client_state(directory: Path) -> None:
 @scenario
 def what_cannot_be_tracked(directory: Path) -> None:
     class Pickled:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
         def state_dict(self) -> dict[str, object]:
-            return {"inner": [1, {"loader": Path("x")}]}
+            return {"inner": [1, {"deep": self.inner}]}
 
         def load_state_dict(self, state: object) -> None: ...
 
     guard = CheckpointGuard(new_engine(ds_config(1, "fp32")), directory)
-    with refused("Path", "loader['inner'][1]['loader']"):
-        guard.track("loader", Pickled())
+    for inner in (Path("x"), collections.defaultdict(int), http.HTTPStatus.OK, time.struct_time([0] * 9)):
+        with refused(type(inner).__name__, "loader['inner'][1]['deep']"):
+            guard.track("loader", Pickled(inner))
     with refused("has no state_dict()"):
         guard.track("number", 3)  # type: ignore[arg-type]
     guard.track("sampler", new_sampler(guard.engine))

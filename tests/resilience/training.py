@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import coverage
 import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -94,6 +95,10 @@ def finish() -> None:
     deepspeed.comm.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
+    measuring = coverage.Coverage.current()
+    if measuring is not None:
+        measuring.stop()
+        measuring.save()
     os._exit(0)
 
 

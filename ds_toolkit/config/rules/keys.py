@@ -21,8 +21,8 @@ from ds_toolkit.config.subject import Config, json_pointer
 from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
 
-# difflib's ratio: 0.8 is one wrong letter in five, which no two real keys' confusion reaches by accident.
-_SMALL_EDIT = 0.8
+# difflib's ratio: one wrong letter in six or so, which no two real keys' confusion reaches by accident.
+_SMALL_EDIT = 0.82
 # Arguments of torch.nn.parallel.DistributedDataParallel, which DeepSpeed takes the place of.
 _DDP_ARGUMENTS = {
     "find_unused_parameters": "remove it: `zero_optimization.ignore_unused_parameters` is on already, at no"

@@ -174,14 +174,14 @@ def aio_without_nvme(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "aio": {"block_size": 1048576}, "zero_optimization": {"stage": 3,
          "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}}}
     """
-    devices = {config.section(_ZERO, key).get("device") for key in _LOWEST_STAGE}
-    used = devices & {"nvme", "auto"} or "writer" in config.section("checkpoint")
+    devices = [config.section(_ZERO, key).get("device") for key in _LOWEST_STAGE]
+    used = "nvme" in devices or "auto" in devices or "writer" in config.section("checkpoint")
     if config.section("aio") and not used:
         yield Problem("/aio", "`aio` has no effect: nothing is offloaded to NVMe", "remove it")
 
 
 def _number(value: object) -> float | None:
     try:
-        return None if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+        return float(value) if isinstance(value, int | float | str) else None
     except ValueError:
         return None

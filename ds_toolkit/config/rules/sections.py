@@ -81,3 +81,24 @@ def section_without_enabled(config: Config) -> Iterator[Problem]:
         ):
             message = f"`{'.'.join(member.path)}` is off: it does not say `enabled`"
             yield Problem(json_pointer(*member.path), message, 'add "enabled": true, or remove the section')
+
+
+@rule("DS022", "incomplete-section", Severity.ERROR)
+def incomplete_section(config: Config) -> Iterator[Problem]:
+    """A section is enabled without what it cannot do without, and DeepSpeed stops at the start.
+
+    Curriculum learning needs `curriculum_metrics`, dynamic batching needs `max_tokens`.
+
+    Bad:
+        {"train_batch_size": 8, "data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,
+         "dynamic_batching": {"enabled": true}}}}
+    Good:
+        {"train_batch_size": 8, "data_efficiency": {"enabled": true, "data_sampling": {"enabled": true,
+         "dynamic_batching": {"enabled": true, "max_tokens": 4096}}}}
+    """
+    sampling = ("data_efficiency", "data_sampling")
+    for name, needed in (("curriculum_learning", "curriculum_metrics"), ("dynamic_batching", "max_tokens")):
+        section = config.section(*sampling, name)
+        if section.get("enabled") and needed not in section:
+            pointer = json_pointer(*sampling, name)
+            yield Problem(pointer, f"`{name}` is enabled without `{needed}`", f"add `{needed}`")

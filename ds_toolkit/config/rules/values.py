@@ -177,7 +177,8 @@ def _has_its_own_rule(member: Member) -> bool:
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
     )
-    return batch and isinstance(member.value, int | float) and member.value < 1
+    number = isinstance(member.value, int | float) and not isinstance(member.value, bool)
+    return batch and number and member.value < 1  # type: ignore[operator]
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ds_toolkit.config.schema.section import AnyObject, RawSection
+from ds_toolkit.config.schema.section import ABSENT, AnyObject, RawSection
 
 
 class CurriculumLearning(RawSection):
@@ -28,11 +28,11 @@ class DynamicBatching(RawSection):
         "linear", description="How the learning rate follows the size of a batch."
     )
     min_batch_size: int = Field(1, description="Samples that a batch holds at least.")
-    max_batch_size: int | None = Field(None, description="Samples that a batch holds at most.")
+    max_batch_size: int = Field(ABSENT, description="Samples that a batch holds at most.")
     sequence_picking_order: Literal["dataloader", "random", "seqlen"] = Field(
         "dataloader", description="Order in which samples are packed."
     )
-    max_tokens: int | None = Field(None, description="Tokens of a batch; needed.")
+    max_tokens: int = Field(ABSENT, description="Tokens of a batch; needed.")
     verbose: bool = Field(False, description="Whether batches are printed.")
 
 

@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings
+from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.config.schema.section import RawSection, Section
 from ds_toolkit.config.schema.top_level import DsConfig
 
@@ -32,6 +33,7 @@ def json_schema() -> dict[str, Any]:
     for section, definition in everything:
         if section.read_raw:
             definition["patternProperties"] = {"^(_|x-)": {}}
+        _add_made_defaults(section, definition)
         _add_short_names(section, definition)
     guard = GuardSettings.model_json_schema()
     guard["description"] = "Settings of CheckpointGuard; DeepSpeed ignores them."
@@ -40,7 +42,8 @@ def json_schema() -> dict[str, Any]:
         SECTION: guard,
     }
     del schema["title"]
-    return {"$schema": DIALECT, "title": "ds_config", **schema}
+    about = f"{schema.pop('description')} Written down for DeepSpeed {SUPPORTED_DEEPSPEED[1]}."
+    return {"$schema": DIALECT, "title": "ds_config", "description": about, **schema}
 
 
 def _sections(definitions: dict[str, Any]) -> list[tuple[type[Section], dict[str, Any]]]:
@@ -76,6 +79,15 @@ def _allow_auto(schema: dict[str, Any], definitions: dict[str, Any], path: list[
 def _reference(member: dict[str, Any]) -> str | None:
     candidates = [member, *member.get("anyOf", []), *member.get("allOf", [])]
     return next((found["$ref"].rpartition("/")[2] for found in candidates if "$ref" in found), None)
+
+
+def _add_made_defaults(section: type[Section], definition: dict[str, Any]) -> None:
+    # Pydantic writes down fixed defaults only; lists and objects are made anew each time.
+    for name, field in section.model_fields.items():
+        if field.default_factory is not None:
+            default = field.get_default(call_default_factory=True)
+            if not isinstance(default, Section):
+                definition["properties"][field.alias or name].setdefault("default", default)
 
 
 def _add_short_names(section: type[Section], definition: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ds_toolkit.config.schema.section import NotBoolean, RawSection, Section
+from ds_toolkit.config.schema.section import ABSENT, NotBoolean, RawSection, Section
 
 CommunicationType = Literal["fp16", "bf16", "fp32"]
 # Every spelling that DeepSpeed takes for a data type.
@@ -71,9 +71,9 @@ class TorchAutocast(RawSection):
     """Mixed precision by torch.autocast."""
 
     enabled: bool = Field(False, description="Whether forward runs under torch.autocast.")
-    dtype: DataType | None = Field(None, description="Data type that operations are cast to.")
-    lower_precision_safe_modules: list[str] | None = Field(
-        None, description="Class names of modules whose weights are reduced in the lower precision."
+    dtype: DataType = Field(ABSENT, description="Data type that operations are cast to.")
+    lower_precision_safe_modules: list[str] = Field(
+        ABSENT, description="Class names of modules whose weights are reduced in the lower precision."
     )
 
 

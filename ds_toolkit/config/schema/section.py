@@ -37,9 +37,18 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _no_text(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError("it must be a number, not a text")
+    return value
+
+
 Unwritable = Annotated[None, BeforeValidator(_refuse), WithJsonSchema({"not": {}})]
 NotBoolean = BeforeValidator(_no_boolean)
+NotText = BeforeValidator(_no_text)
 AnyObject = dict[str, Any]
+# The default of a key that may be left out but not be null.
+ABSENT: Any = None
 Elements = int
 
 

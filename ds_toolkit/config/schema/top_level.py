@@ -26,7 +26,7 @@ from ds_toolkit.config.schema.parallelism import (
     WeightQuantization,
 )
 from ds_toolkit.config.schema.precision import Bf16, CommunicationType, DataTypes, Fp16, TorchAutocast
-from ds_toolkit.config.schema.section import Elements, RawSection
+from ds_toolkit.config.schema.section import ABSENT, Elements, RawSection
 from ds_toolkit.config.schema.storage import ActivationCheckpointing, Aio, Checkpoint
 from ds_toolkit.config.schema.zero import ZeroOptimization
 
@@ -58,8 +58,8 @@ class DsConfig(RawSection):
     )
     fp16: Fp16 = Field(default_factory=Fp16, description="Training in float16 with loss scaling.")
     bf16: Bf16 | None = Field(default_factory=Bf16, description="Training in bfloat16.")
-    bfloat16: Bf16 | None = Field(
-        None, description="Old name of bf16; ignored where bf16 stands too.", deprecated="write bf16"
+    bfloat16: Bf16 = Field(
+        ABSENT, description="Old name of bf16; ignored where bf16 stands too.", deprecated="write bf16"
     )
     torch_autocast: TorchAutocast = Field(
         default_factory=TorchAutocast, description="Mixed precision by torch.autocast."

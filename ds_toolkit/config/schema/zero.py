@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ds_toolkit.config.schema.section import Elements, Section
+from ds_toolkit.config.schema.section import Elements, NotText, Section
 
 Device = Literal["none", "cpu", "nvme"]
 Stage = Annotated[int, Field(ge=0, le=3)]
@@ -52,9 +52,15 @@ class ZenFlow(Section):
     topk_ratio: float = Field(
         0.1, gt=0.0, lt=1.0, description="Share of the gradients that stays on the GPU."
     )
-    select_strategy: str = Field("auto", description="When gradients are ranked anew: auto, step or epoch.")
-    select_interval: str | int = Field("auto", description="Steps or epochs between two rankings.")
-    update_interval: str | int = Field("auto", description="Steps between two updates of the offloaded rest.")
+    select_strategy: Literal["auto", "step", "epoch"] = Field(
+        "auto", description="When gradients are ranked anew: auto, step or epoch."
+    )
+    select_interval: Literal["auto"] | Annotated[int, NotText] = Field(
+        "auto", description="Steps or epochs between two rankings."
+    )
+    update_interval: Literal["auto"] | Annotated[int, NotText, Field(ge=1)] = Field(
+        "auto", description="Steps between two updates of the offloaded rest."
+    )
     overlap_step: bool = Field(False, description="Whether the host's step overlaps the GPU's.")
     offload: bool = Field(False, description="Whether the selected gradients are offloaded too.")
     auto_ratio: float = Field(

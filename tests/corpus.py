@@ -16,13 +16,14 @@ from typing import Any
 from deepspeed_parser import ReadRecorder, parser
 
 from ds_toolkit.config.linter import lint
-from ds_toolkit.config.members import known_keys
+from ds_toolkit.config.members import Known, known_keys
 from ds_toolkit.config.reader import Document, read_config
-from ds_toolkit.config.schema import REMOVED_TOP_LEVEL_KEYS, REMOVED_ZERO_KEYS, DsConfig
+from ds_toolkit.config.schema import REMOVED_TOP_LEVEL_KEYS, DsConfig
 from ds_toolkit.config.subject import json_pointer
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding, has_errors
 
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Read before the parser is called.
 _READ_ELSEWHERE = {"data_parallel_size", "sequence_parallel_size"}
 
@@ -43,50 +44,62 @@ def compare(document: Document, parse: Callable[..., Any]) -> list[str]:
 
 def keys_never_read(data: dict[str, Any], parse: Callable[..., Any]) -> Iterator[str]:
     """Pointers of keys that the parser does not ask for, at the top level and in sections read key by key."""
-    recorder = ReadRecorder(_acceptable(data))
-    raw = {
-        key: ReadRecorder(value)
-        for key, value in recorder.items()
-        if isinstance(value, dict)
-        and key in DsConfig.model_fields
-        and (subsection := known_keys(DsConfig)[key].subsection) is not None
-        and subsection.read_raw
-    }
-    recorder.update(raw)
+    recorder = ReadRecorder(_with_defaults(data))
+    sections = {key: ReadRecorder(value) for key, value in recorder.items() if _is_raw(key, value)}
+    recorder.update(sections)
     error = _raised(parse, recorder)
     assert error is None, f"what was refused could not be taken out: {error!r}"
     private = ("_", "x-", "$schema", "ds_toolkit")
-    paths = [((), recorder), *(((section,), values) for section, values in raw.items())]
-    for path, values in paths:
+    for path, values in [((), recorder), *(((key,), values) for key, values in sections.items())]:
         # To ask a recorder would be noted too.
         asked = set(values.asked) | _READ_ELSEWHERE
-        for key in dict.keys(values):
-            merged_whole = path == ("pipeline",)
-            if key not in asked and not key.startswith(private) and not merged_whole:
+        # A pipeline is merged whole, whatever its keys.
+        for key in dict.keys(values) if path != ("pipeline",) else ():
+            if key not in asked and not key.startswith(private):
                 yield json_pointer(*path, key)
 
 
-def _acceptable(data: dict[str, Any]) -> dict[str, Any]:
-    """The data without what makes the parser stop before it has read everything."""
-    kept = copy.deepcopy({key: value for key, value in data.items() if key not in REMOVED_TOP_LEVEL_KEYS})
-    for key in ("train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"):
-        kept.pop(key, None)
-    kept["train_micro_batch_size_per_gpu"] = 1
-    for section, subsection in ((key, known_keys(DsConfig)[key].subsection) for key in DsConfig.model_fields):
-        values = kept.get(section)
-        if subsection is not None and isinstance(values, dict) and not subsection.read_raw:
-            table = known_keys(subsection)
-            kept[section] = {
-                key: value
-                for key, value in values.items()
-                if key in table
-                and key not in REMOVED_ZERO_KEYS
-                and (value == "auto" or not table[key].fault(value))
-            }
-            for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
-                if new in values:
-                    kept[section].pop(old, None)
-    return kept
+def _is_raw(key: str, value: object) -> bool:
+    known = known_keys(DsConfig).get(key)
+    return (
+        isinstance(value, dict)
+        and known is not None
+        and known.subsection is not None
+        and known.subsection.read_raw
+    )
+
+
+def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """The same keys with values that the parser cannot stop at, so that it goes through all of them."""
+    values: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+    for key, value in data.items():
+        known = known_keys(DsConfig).get(key)
+        if key in REMOVED_TOP_LEVEL_KEYS:
+            continue
+        if known is None:
+            values[key] = value
+        elif key in _BATCH:
+            values[key] = 1
+        elif known.subsection is None:
+            values[key] = known.field.get_default(call_default_factory=True)
+        elif known.subsection.read_raw and isinstance(value, dict):
+            table = known_keys(known.subsection)
+            values[key] = {name: _default(table.get(name), inner) for name, inner in value.items()}
+        else:
+            # The boolean form is the only one with which allgather_size is read.
+            values[key] = value if isinstance(value, bool) and key == "zero_optimization" else {}
+    return values
+
+
+def _default(known: Known | None, value: object) -> object:
+    if known is None:
+        return value
+    if known.subsection is not None:
+        return {}
+    # Params are asked for where there is a type, and null is no data type of autocast.
+    return {"type": "AdamW", "dtype": "fp32"}.get(
+        known.key, known.field.get_default(call_default_factory=True)
+    )
 
 
 def _raised(parse: Callable[..., Any], data: dict[str, Any]) -> Exception | None:

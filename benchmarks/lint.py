@@ -1,0 +1,110 @@
+"""How long linting takes: one file against the imports it needs, and a thousand files in one call.
+
+Prints a table and appends it to docs/performance.md: `python benchmarks/lint.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+TITLE = "## ds-toolkit lint"
+NUM_RUNS = 5
+NUM_FILES = 1000
+MAX_RATIO = 3.0
+MAX_SECONDS = 5.0
+CONFIG = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10000, "warmup_num_steps": 100}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "reduce_bucket_size": 500000000,
+        "stage3_prefetch_bucket_size": 50000000,
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+    "activation_checkpointing": {"partition_activations": True},
+}
+
+
+def main() -> int:
+    """Measure, print, append; the exit code is 1 if a limit is missed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        one, many = write_files(folder)
+        imports = median_seconds([sys.executable, "-c", "import pydantic, typer, rich"])
+        single = median_seconds([sys.executable, "-m", "ds_toolkit", "lint", one])
+        thousand = median_seconds([sys.executable, "-m", "ds_toolkit", "lint", *many])
+    rows = [
+        ("import pydantic, typer, rich", f"{imports:.3f} s", "1.0", ""),
+        ("lint of one file", f"{single:.3f} s", f"{single / imports:.2f}", f"{MAX_RATIO:g}x"),
+        (f"lint of {NUM_FILES} files", f"{thousand:.2f} s", "", f"{MAX_SECONDS:g} s"),
+    ]
+    table = as_table(rows)
+    print(table)
+    append(table)
+    return 0 if single / imports <= MAX_RATIO and thousand < MAX_SECONDS else 1
+
+
+def write_files(folder: Path) -> tuple[Path, list[Path]]:
+    """A good configuration, and a thousand that differ from it and from each other."""
+    paths = []
+    for number in range(NUM_FILES):
+        path = folder / f"ds_config_{number:04}.json"
+        changed = {
+            **CONFIG,
+            "steps_per_print": number + 1,
+            **({"zero_optimisation": {}} if number % 10 == 1 else {}),
+        }
+        path.write_text(json.dumps(changed, indent=2))
+        paths.append(path)
+    return paths[0], paths
+
+
+def median_seconds(command: list[str | Path]) -> float:
+    """Median seconds of a command from its start to its end, after one run that warms up."""
+    seconds = []
+    for _ in range(NUM_RUNS + 1):
+        started = time.perf_counter()
+        done = subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+        )
+        seconds.append(time.perf_counter() - started)
+        assert done.returncode in (0, 1), done.stderr
+    return statistics.median(seconds[1:])
+
+
+def as_table(rows: list[tuple[str, ...]]) -> str:
+    """The rows as Markdown, with the machine and the day above them."""
+    machine = f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
+    head = f"{datetime.date.today().isoformat()}, {machine}, median of {NUM_RUNS} after a warm-up:"
+    lines = [head, "", "| what | time | ratio | limit |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def append(table: str) -> None:
+    """Put the table behind the earlier ones of its chapter."""
+    text = PAGE.read_text() if PAGE.exists() else "# Performance\n"
+    if TITLE not in text:
+        text = f"{text.rstrip()}\n\n{TITLE}\n"
+    before, title, rest = text.partition(TITLE)
+    chapter, separator, after = rest.partition("\n## ")
+    PAGE.write_text(f"{before}{title}{chapter.rstrip()}\n\n{table}\n{separator}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
