@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -23,4 +24,6 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # For shell scripts: one word, whatever is in it.
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
     return environment.get_template(template).render(**values)

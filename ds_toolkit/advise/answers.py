@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Cluster, Job, Model, Precision
+from ds_toolkit.plan.network import DEFAULT_GPU_LINK, Network, parse_network
 
 DEFAULT_SEQUENCE_LENGTH = 2048
+# What a cluster has at the least; said in the reasons.
+_DEFAULT_BETWEEN_HOSTS = "10GbE"
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Answers:
     """The wishes for a run; None is for the toolkit to find out.
 
     Attributes:
-        num_parameters: of the model.
+        model: its shape, or the number of its parameters.
         gpus_per_node: ranks a node; on a machine without GPUs, processes a node.
         gpu_memory_bytes: of one GPU; given, it says that the run is for GPUs, wherever this is asked.
         host_memory_bytes: of one node.
@@ -24,9 +28,14 @@ class Answers:
         micro_batch_size: samples of one forward pass on one rank.
         sequence_length: tokens of one sample.
         stage: the ZeRO stage.
+        nvme_path: a folder on a fast local drive that may be offloaded to.
+        network: the slowest links that the ranks share.
+        preset: which template, by its name.
+        consumer: who hands the configuration to DeepSpeed.
+        mttf_per_gpu_seconds: mean time to failure of one GPU and what belongs to it.
     """
 
-    num_parameters: int
+    model: Model | int
     num_nodes: int = 1
     gpus_per_node: int | None = None
     gpu_memory_bytes: int | None = None
@@ -36,6 +45,11 @@ class Answers:
     micro_batch_size: int | None = None
     sequence_length: int | None = None
     stage: int | None = None
+    nvme_path: str | None = None
+    network: Network | None = None
+    preset: str = "pretrain"
+    consumer: Consumer = Consumer.NATIVE
+    mttf_per_gpu_seconds: float | None = None
 
 
 def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
@@ -62,14 +76,30 @@ def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
         micro_batch_size = 1
         reasons.append("micro batch 1: the least memory; raise it while there is room")
     accumulation_steps = _accumulation_steps(answers.global_batch_size, micro_batch_size, cluster)
-    model = Model.from_count(answers.num_parameters)
+    model = answers.model if isinstance(answers.model, Model) else Model.from_count(answers.model)
     reasons.insert(0, model.rationale)
     job = Job(model, cluster, precision, micro_batch_size, accumulation_steps, sequence_length)
-    reasons.append(
-        f"global batch {job.global_batch_size} = micro batch {micro_batch_size}"
-        f" x accumulation {accumulation_steps} x {cluster.world_size} ranks"
-    )
     return job, reasons
+
+
+def complete_network(
+    answers: Answers, cluster: Cluster, found: str | None
+) -> tuple[Network | None, str | None]:
+    """The network that the job's communication is timed over, and a line on where it comes from.
+
+    None for a CPU's ranks on one host, which share memory. `found` is what this host's links are called.
+    """
+    if answers.network is not None:
+        return answers.network, None
+    if cluster.num_nodes == 1:
+        if not cluster.has_gpus:
+            return None, None
+        name, why = DEFAULT_GPU_LINK, "assumed between the GPUs of a host; say --interconnect NVLink4"
+    elif found is not None:
+        name, why = found, "as found here"
+    else:
+        name, why = _DEFAULT_BETWEEN_HOSTS, "assumed between hosts; say --interconnect 400Gb-IB"
+    return parse_network(name), f"communication over {name}: {why}"
 
 
 def _cluster(answers: Answers, host: Host, reasons: list[str]) -> Cluster:

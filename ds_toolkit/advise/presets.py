@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ds_toolkit.advise.answers import Answers, complete
+from ds_toolkit.advise.answers import Answers, complete, complete_network
+from ds_toolkit.advise.reasons import config_reasons, nothing_fits
+from ds_toolkit.advise.saving import saving_interval
+from ds_toolkit.advise.tuning import learning_rate
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.linter import lint
 from ds_toolkit.config.reader import read_config_text
+from ds_toolkit.config.schema.export import FILE_NAME
 from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Job
 from ds_toolkit.plan.ladder import Rung, choose, ladder
-from ds_toolkit.plan.memory import DEFAULT_BUCKET_SIZE, bucket_size, prefetch_bucket_size
+from ds_toolkit.plan.network import Network
+from ds_toolkit.plan.zero import ZeroSettings, largest_tensor
 from ds_toolkit.rendering import render
-from ds_toolkit.units import format_bytes, format_count
 
-TEMPLATE = "ds_config/base.json.j2"
-# DeepSpeed's default for stage3_param_persistence_threshold, in elements.
-_DEFAULT_PERSISTENCE_THRESHOLD = 100_000
-_SAVE_EVERY = "10min"
+# DeepSpeed's default for offload_param.buffer_size, in elements.
+_NVME_BUFFER_SIZE = 100_000_000
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One template of `ds_config/`, what it is for, and the optimizer's settings that go with it.
+
+    Attributes:
+        purpose: one line for the person who chooses.
+        learning_rate_share: of the rate to start from.
+        betas: Adam's decay rates.
+        weight_decay: AdamW's.
+        steps_per_print: steps between two lines of progress.
+    """
+
+    purpose: str
+    learning_rate_share: float
+    betas: tuple[float, float]
+    weight_decay: float
+    steps_per_print: int
+
+
+# Betas and decay of pretraining as in GPT-3 (arXiv 2005.14165, appendix B); for finetuning torch's betas, no
+# decay, and a tenth of the rate, as is usual.
+PRESETS: dict[str, Preset] = {
+    "pretrain": Preset("train from the start", 1.0, (0.9, 0.95), 0.1, 10),
+    "finetune": Preset(
+        "go on from trained weights: a smaller rate, with a warmup", 0.1, (0.9, 0.999), 0.0, 10
+    ),
+    "debug": Preset("find out where time goes: timers and a log of communication", 1.0, (0.9, 0.95), 0.1, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +63,10 @@ class Advice:
     Attributes:
         text: strict JSON with a newline at the end.
         config: the same as data.
-        job: the answers, completed.
+        job: the answers, completed, as the chosen rung runs them.
         rungs: the whole ladder.
         chosen: the rung that the configuration stands on.
+        network: what communication is timed over; None where the ranks share memory.
         reasons: what was chosen and why, a line each.
     """
 
@@ -41,103 +75,81 @@ class Advice:
     job: Job
     rungs: list[Rung]
     chosen: Rung
+    network: Network | None
     reasons: list[str]
 
 
-def advise_config(answers: Answers, host: Host) -> Advice:
+def advise_config(answers: Answers, host: Host, found_links: str | None = None) -> Advice:
     """A ds_config for this job that the toolkit's own rules find nothing wrong with.
+
+    Args:
+        answers: what was said.
+        host: what this machine has.
+        found_links: how its links to other hosts are called, where that is known.
 
     Raises:
         ToolkitError: an answer is impossible, or nothing fits; it says by how much, and what would.
     """
-    job, reasons = complete(answers, host)
-    rungs = ladder(job)
+    preset = PRESETS.get(answers.preset)
+    if preset is None:
+        raise ToolkitError(f"there is no preset `{answers.preset}`", fix=f"one of {', '.join(PRESETS)}")
+    wished, reasons = complete(answers, host)
+    network, from_where = complete_network(answers, wished.cluster, found_links)
+    rungs = ladder(wished, network, stage=answers.stage, nvme=answers.nvme_path is not None)
     chosen = choose(rungs, answers.stage)
     if chosen is None:
-        raise _nothing_fits(job, rungs, answers.stage)
-    settings = {
+        raise nothing_fits(wished, rungs, answers.stage)
+    job = chosen.job
+    save_every, about_saving = saving_interval(job, chosen.stage, answers.mttf_per_gpu_seconds)
+    settings = _settings(answers, preset, chosen, save_every)
+    text = render(f"ds_config/{answers.preset}.json.j2", **settings)
+    config: dict[str, object] = json.loads(text)
+    findings = lint(read_config_text(text), world_size=job.cluster.world_size, consumer=answers.consumer)
+    assert not findings, findings  # noqa: S101  (our own configuration; tests cover each rung)
+    reasons += [from_where] if from_where else []
+    reasons += config_reasons(chosen, answers.stage, answers.consumer, settings)
+    return Advice(text, config, job, rungs, chosen, network, [*reasons, about_saving])
+
+
+def _settings(answers: Answers, preset: Preset, chosen: Rung, save_every: str) -> Mapping[str, object]:
+    job, consumer = chosen.job, answers.consumer
+    zero = ZeroSettings.fitted(job)
+    on_nvme = chosen.offload.nvme
+    rate = learning_rate(job.model.num_parameters, preset.learning_rate_share)
+    settings: dict[str, object] = {
+        "schema_file": FILE_NAME,
         "micro_batch_size": job.micro_batch_size,
         "accumulation_steps": job.accumulation_steps,
-        "learning_rate": learning_rate(job.model.num_parameters),
+        "gradient_clipping": 1.0,
+        "steps_per_print": preset.steps_per_print,
+        "has_optimizer": consumer is not Consumer.LIGHTNING,
+        "suggested_rate": rate,
+        "learning_rate": rate,
+        "betas": list(preset.betas),
+        "epsilon": 1e-8,
+        "weight_decay": preset.weight_decay,
         "torch_adam": not job.cluster.has_gpus,
+        # Under the others a script or its framework makes the schedule.
+        "has_scheduler": consumer is Consumer.NATIVE,
         "precision": job.precision.value,
+        "precision_enabled": True,
         "stage": chosen.stage,
-        # Without streams nothing can overlap.
-        "overlap_comm": job.cluster.has_gpus,
-        "bucket_size": bucket_size(job),
-        "prefetch_bucket_size": prefetch_bucket_size(job),
-        "persistence_threshold": persistence_threshold(job),
+        "overlap_comm": zero.overlap_comm,
+        "bucket_size": zero.reduce_bucket_size,
+        "prefetch_bucket_size": zero.prefetch_bucket_size,
+        "persistence_threshold": zero.persistence_threshold,
         "offload_optimizer": chosen.offload.optimizer,
         "offload_param": chosen.offload.parameters,
-        "save_every": _SAVE_EVERY,
+        "offload_device": "nvme" if on_nvme else "cpu",
+        "nvme_path": answers.nvme_path if on_nvme else None,
+        "nvme_buffer_size": max(_NVME_BUFFER_SIZE, largest_tensor(job.model)),
+        "save_every": save_every,
     }
-    text = render(TEMPLATE, **settings)
-    config: dict[str, object] = json.loads(text)
-    findings = lint(read_config_text(text), world_size=job.cluster.world_size)
-    assert not findings, findings  # noqa: S101  (our own configuration; tests cover each rung)
-    return Advice(text, config, job, rungs, chosen, [*reasons, *_reasons(job, chosen, answers.stage)])
-
-
-def persistence_threshold(job: Job) -> int:
-    """Elements below which a parameter stays whole on each rank: DeepSpeed's default, or less.
-
-    In a small model the default would keep matrices whole too; ten rows of the residual stream let biases and
-    norms stay whole and nothing else.
-    """
-    matrices_are_partitioned = job.model.hidden_size**2 > _DEFAULT_PERSISTENCE_THRESHOLD
-    return _DEFAULT_PERSISTENCE_THRESHOLD if matrices_are_partitioned else 10 * job.model.hidden_size
-
-
-def learning_rate(num_parameters: int) -> float:
-    """A rate to start from, to two digits: 0.003239 - 0.0001395 ln N, kept between 6e-5 and 1e-3.
-
-    Kaplan et al. 2020 (arXiv 2001.08361, equation D.1), for Adam and models up to about 10^10 parameters; the
-    floor is the rate of GPT-3 175B (arXiv 2005.14165, table 2.1), the ceiling is our caution.
-    """
-    rate = max(6e-5, 0.003239 - 0.0001395 * math.log(num_parameters))
-    return float(f"{min(rate, 1e-3):.2g}")
-
-
-def _reasons(job: Job, chosen: Rung, stage: int | None) -> list[str]:
-    how = "the stage asked for" if stage is not None else "the least intrusive that fits"
-    reasons = [f"{chosen.name} ({how}): {chosen.why}"]
-    default_bytes = format_bytes(DEFAULT_BUCKET_SIZE * job.precision.num_bytes)
-    if bucket_size(job) < DEFAULT_BUCKET_SIZE and chosen.stage > 0:
-        reasons.append(
-            f"buckets of {format_count(bucket_size(job))} elements, the model's size: DeepSpeed makes the"
-            f" buffer whole at the start, {default_bytes} of it by default"
-        )
-    if chosen.stage == 3:
-        threshold = persistence_threshold(job)
-        if threshold < _DEFAULT_PERSISTENCE_THRESHOLD:
-            reasons.append(
-                f"only parameters below {threshold} elements stay whole: at the default of"
-                f" {_DEFAULT_PERSISTENCE_THRESHOLD:,} the matrices of this model would not be partitioned"
-            )
-        reasons.append("weights may be gathered on save: else save_16bit_model writes nothing at stage 3")
-    if not job.cluster.has_gpus:
-        reasons.append("torch's own AdamW: DeepSpeed's would have to be compiled first")
-    reasons += [
-        f"learning rate {learning_rate(job.model.num_parameters):g}: a start for this size; tune it",
-        "gradient clipping 1.0: DeepSpeed's default, written down because few expect it to be on",
-        "a line of progress every 10 steps: DeepSpeed prints none by default",
-        f"a checkpoint every {_SAVE_EVERY}, the last 3 kept: what a failure may cost",
-    ]
-    return reasons
-
-
-def _nothing_fits(job: Job, rungs: list[Rung], stage: int | None) -> ToolkitError:
-    candidates = [rung for rung in rungs if stage is None or rung.stage == stage]
-    best = min(candidates, key=lambda rung: rung.device_bytes or rung.host_bytes)
-    place = "GPU" if best.device_bytes is not None else "host"
-    ranks = 1 if best.device_bytes is not None else job.cluster.ranks_per_node
-    activations_bytes = best.memory.activations_bytes * ranks
-    activations = format_bytes(activations_bytes)
-    states = format_bytes((best.device_bytes or best.host_bytes) - activations_bytes)
-    more = "more GPUs or hosts, or a larger --stage" if stage is not None else "more GPUs or hosts"
-    return ToolkitError(
-        "the model does not fit",
-        where=f"{job.cluster.num_nodes} x {job.cluster.ranks_per_node} ranks",
-        why=f"{best.name}: {best.why}; a {place} needs {states} for states, {activations} for activations",
-        fix=f"{more}; a smaller --micro-batch-size or --sequence-length shrinks activations",
-    )
+    if consumer is Consumer.LIGHTNING:
+        settings["accumulation_steps"] = None
+    if consumer is Consumer.HF:
+        filled_in = ("micro_batch_size", "accumulation_steps", "gradient_clipping", "learning_rate", "betas")
+        settings |= dict.fromkeys((*filled_in, "epsilon", "weight_decay", "precision_enabled"), "auto")
+    if consumer in (Consumer.HF, Consumer.ACCELERATE):
+        settings["steps_per_print"] = None
+    return settings

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from ds_toolkit.cli import consolidate, explain, gen_config, lint, schema
+from ds_toolkit.cli import consolidate, explain, gen_config, gen_env, gen_launch, lint, plan, schema
 from ds_toolkit.errors import ToolkitError
 
 FAILURE = 2
@@ -24,6 +24,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("gen-config")(gen_config.gen_config)
+app.command("gen-env")(gen_env.gen_env)
+app.command("gen-launch")(gen_launch.gen_launch)
+app.add_typer(plan.app, name="plan")
 app.command("lint")(lint.lint)
 app.command("explain")(explain.explain)
 app.command("schema")(schema.schema)

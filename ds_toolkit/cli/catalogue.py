@@ -24,7 +24,9 @@ def rules_of_files() -> dict[str, Rule[Any]]:
 @functools.cache
 def all_rules() -> dict[str, Rule[Any]]:
     """Every rule that the toolkit has, by its code, in the order of the codes."""
-    return dict(sorted(rules_of_files().items()))
+    from ds_toolkit.advise.rules import RULES as PLAN_RULES
+
+    return dict(sorted({**rules_of_files(), **{rule.code: rule for rule in PLAN_RULES}}.items()))
 
 
 def rule_named(word: str) -> Rule[Any]:

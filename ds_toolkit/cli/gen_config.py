@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_toolkit.config.consumers import Consumer
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ds_toolkit.advise.presets import Advice
+    from ds_toolkit.env.fabric import Host
+    from ds_toolkit.findings import Finding
 
 
 class PrecisionChoice(str, Enum):
@@ -33,8 +37,10 @@ class StageChoice(str, Enum):
 
 
 def gen_config(
-    model: Annotated[str | None, typer.Option(help="Number of parameters: 1M, 350M, 7B.")] = None,
-    num_nodes: Annotated[int, typer.Option(help="Hosts.")] = 1,
+    model: Annotated[
+        str | None, typer.Option(help="Number of parameters (1M, 7B), or a Hugging Face config.json.")
+    ] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Hosts. [default: 1]")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option(help="GPUs a host (processes a host without GPUs). [default: as found here]")
     ] = None,
@@ -43,6 +49,10 @@ def gen_config(
     ] = None,
     host_memory: Annotated[
         str | None, typer.Option(help="Memory of one host, such as 1TB. [default: as found here]")
+    ] = None,
+    nvme: Annotated[str | None, typer.Option(help="Folder on an NVMe drive of each host.")] = None,
+    interconnect: Annotated[
+        str | None, typer.Option(help="Slowest network: 10GbE, 100GbE, 8x400Gb-IB, NVLink4.")
     ] = None,
     precision: Annotated[
         PrecisionChoice | None, typer.Option(help="Number format. [default: bf16 on GPUs, fp32 on a CPU]")
@@ -55,6 +65,16 @@ def gen_config(
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample. [default: 2048]")] = None,
     stage: Annotated[StageChoice, typer.Option(help="ZeRO stage.")] = StageChoice.AUTO,
+    preset: Annotated[str, typer.Option(help="pretrain, finetune or debug.")] = "pretrain",
+    consumer: Annotated[
+        Consumer | None, typer.Option("--for", help="Who hands it to DeepSpeed. [default: native]")
+    ] = None,
+    mttf_per_gpu: Annotated[
+        str | None, typer.Option(help="Mean time to failure of one GPU, such as 50000h: sets `save_every`.")
+    ] = None,
+    env_file: Annotated[
+        Path | None, typer.Option(help="A .deepspeed_env to check against the configuration.")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("ds_config.json"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     dry_run: Annotated[
@@ -63,43 +83,47 @@ def gen_config(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a ds_config that fits a model and a machine, and say why it is as it is."""
-    from ds_toolkit.advise.answers import Answers
     from ds_toolkit.advise.presets import advise_config
+    from ds_toolkit.cli.answers import answers_from, ask
     from ds_toolkit.env.fabric import detect_host
-    from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
-    from ds_toolkit.plan.job import Precision
-    from ds_toolkit.units import parse_bytes, parse_count
+    from ds_toolkit.env.links import fastest_links
 
-    if model is None:
-        raise ToolkitError("--model is missing", fix="give the number of parameters, such as --model 7B")
     if not dry_run:
-        _refuse_output(output, force=force)
-    answers = Answers(
-        num_parameters=parse_count(model),
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        gpu_memory_bytes=None if gpu_memory is None else parse_bytes(gpu_memory),
-        host_memory_bytes=None if host_memory is None else parse_bytes(host_memory),
-        precision=None if precision is None else Precision(precision.value),
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        sequence_length=sequence_length,
-        stage=None if stage is StageChoice.AUTO else int(stage.value),
-    )
-    advice = advise_config(answers, detect_host())
-    if not dry_run:
-        try:
-            write_whole(output, advice.text.encode())
-        except OSError as error:
-            raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+        refuse_output(output, force=force)
+    given = {
+        "model": model,
+        "num-nodes": num_nodes,
+        "gpus-per-node": gpus_per_node,
+        "gpu-memory": gpu_memory,
+        "host-memory": host_memory,
+        "nvme": nvme,
+        "interconnect": interconnect,
+        "precision": precision and precision.value,
+        "global-batch-size": global_batch_size,
+        "micro-batch-size": micro_batch_size,
+        "sequence-length": sequence_length,
+        "stage": None if stage is StageChoice.AUTO else stage.value,
+        "preset": preset,
+        "for": consumer and consumer.value,
+        "mttf-per-gpu": mttf_per_gpu,
+    }
+    host = detect_host()
+    said = ask({flag: str(value) for flag, value in given.items() if value is not None}, host)
+    advice = advise_config(answers_from(said), host, fastest_links())
+    findings = _checked_env(env_file, advice, host)
+    written = None if dry_run else _write(output, advice)
     if as_json:
-        _print_as_json(advice, None if dry_run else output)
+        _print_as_json(advice, written, findings)
     else:
-        _print_for_people(advice, None if dry_run else output)
+        _print_for_people(advice, written, findings)
 
 
-def _refuse_output(output: Path, *, force: bool) -> None:
+def refuse_output(output: Path, *, force: bool) -> None:
+    """Refuse a place that cannot be written to, before any work is done for it.
+
+    Raises:
+        ToolkitError: there is no such folder, it is one, or the file exists and is not to be replaced.
+    """
     from ds_toolkit.errors import ToolkitError
 
     if not output.parent.is_dir():
@@ -110,32 +134,77 @@ def _refuse_output(output: Path, *, force: bool) -> None:
         raise ToolkitError("the file exists", where=output, fix="--force replaces it, -o names another")
 
 
-def _print_as_json(advice: Advice, output: Path | None) -> None:
+def _write(output: Path, advice: Advice) -> Path:
+    import json
+
+    from ds_toolkit.config.schema.export import FILE_NAME, json_schema
+    from ds_toolkit.errors import ToolkitError
+    from ds_toolkit.files import write_whole
+
+    schema_file = output.parent / FILE_NAME
+    try:
+        write_whole(output, advice.text.encode())
+        # The configuration's `$schema` names the one beside it.
+        if not schema_file.exists():
+            write_whole(schema_file, (json.dumps(json_schema(), indent=2) + "\n").encode())
+    except OSError as error:
+        raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+    return output
+
+
+def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Finding]:
+    from ds_toolkit.advise.rules import Plan, lint_plan
+    from ds_toolkit.env.envfile import read_env_file
+
+    variables = {} if env_file is None else read_env_file(env_file).variables
+    plan = Plan(advice.config, advice.job, advice.network, variables, tuple(gpu.name for gpu in host.gpus))
+    return lint_plan(plan, None if env_file is None else str(env_file))
+
+
+def _print_as_json(advice: Advice, output: Path | None, findings: list[Finding]) -> None:
     from ds_toolkit.cli.output import print_json
 
     rungs: list[dict[str, object]] = [
         {
             "name": rung.name,
             "stage": rung.stage,
+            "micro_batch_size": rung.job.micro_batch_size,
+            "accumulation_steps": rung.job.accumulation_steps,
+            "recompute_activations": rung.job.recompute_activations,
             "device_bytes": rung.device_bytes,
             "host_bytes": rung.host_bytes,
+            "nvme_bytes": rung.nvme_bytes,
+            "communication_seconds": rung.communication_seconds,
             "fits": rung.fits,
             "why": rung.why,
             "chosen": rung is advice.chosen,
         }
         for rung in advice.rungs
     ]
-    file = None if output is None else str(output)
-    print_json({"file": file, "config": advice.config, "rungs": rungs, "reasons": advice.reasons})
+    print_json(
+        {
+            "file": None if output is None else str(output),
+            "config": advice.config,
+            "rungs": rungs,
+            "reasons": advice.reasons,
+            "findings": [
+                {"code": finding.code, "severity": finding.severity.value, "message": finding.message}
+                for finding in findings
+            ],
+        }
+    )
 
 
-def _print_for_people(advice: Advice, output: Path | None) -> None:
+def _print_for_people(advice: Advice, output: Path | None, findings: list[Finding]) -> None:
     from ds_toolkit.cli.output import console
 
     out = console()
     out.print(_ladder_table(advice))
     for reason in advice.reasons:
         out.print(f"- {reason}", markup=False)
+    for finding in findings:
+        fix = f" ({finding.fix})" if finding.fix else ""
+        out.print(f"{finding.severity.value} {finding.code}: {finding.message}{fix}", markup=False)
     if output is None:
         out.print(advice.text, markup=False, end="")
     else:
@@ -146,7 +215,7 @@ def _ladder_table(advice: Advice) -> Table:
     from rich import box
     from rich.table import Table
 
-    from ds_toolkit.units import format_bytes
+    from ds_toolkit.units import format_bytes, format_seconds
 
     cluster = advice.job.cluster
     table = Table(box=box.SIMPLE, title="memory ladder", title_justify="left")
@@ -156,10 +225,14 @@ def _ladder_table(advice: Advice) -> Table:
         table.add_column(f"GPU of {format_bytes(cluster.device_memory_bytes)}", justify="right")
     host_memory = "?" if cluster.host_memory_bytes is None else format_bytes(cluster.host_memory_bytes)
     table.add_column(f"host of {host_memory}", justify="right")
+    if advice.network is not None:
+        table.add_column(f"sending ({advice.network.name})", justify="right")
     table.add_column("fits")
     table.add_column("")
     for rung in advice.rungs:
         needs = [format_bytes(need) for need in (rung.device_bytes, rung.host_bytes) if need is not None]
+        if rung.communication_seconds is not None:
+            needs.append(format_seconds(rung.communication_seconds))
         chosen = rung is advice.chosen
         cells = ["->" if chosen else "", rung.name, *needs, "yes" if rung.fits else "no", rung.why]
         table.add_row(*cells, style="bold green" if chosen else None)

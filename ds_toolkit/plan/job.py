@@ -32,6 +32,8 @@ class Model:
         hidden_size: width of the residual stream.
         vocabulary_size: rows of the embedding.
         rationale: where the shape comes from, in words for the person who asked.
+        tensor_sizes: elements of each parameter in the order of the module, where they are known; empty if
+            not. With them padding and the parameters that ZeRO keeps whole are counted to the element.
     """
 
     num_parameters: int
@@ -39,10 +41,16 @@ class Model:
     hidden_size: int
     vocabulary_size: int
     rationale: str = "the shape was given"
+    tensor_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_parameters", "num_layers", "hidden_size", "vocabulary_size"):
             _at_least_one(getattr(self, name), name.replace("_", " "))
+        if self.tensor_sizes and sum(self.tensor_sizes) != self.num_parameters:
+            raise ToolkitError(
+                f"{len(self.tensor_sizes)} tensors hold {sum(self.tensor_sizes)} parameters,"
+                f" not {self.num_parameters}"
+            )
 
     @property
     def largest_layer_parameters(self) -> int:
@@ -121,6 +129,8 @@ class Job:
         micro_batch_size: samples of one forward pass on one rank.
         accumulation_steps: micro batches of one optimizer step.
         sequence_length: tokens of one sample.
+        recompute_activations: whether blocks are computed again in backward instead of being kept
+            (activation checkpointing).
     """
 
     model: Model
@@ -129,6 +139,7 @@ class Job:
     micro_batch_size: int
     accumulation_steps: int
     sequence_length: int
+    recompute_activations: bool = False
 
     def __post_init__(self) -> None:
         _at_least_one(self.micro_batch_size, "micro batch size")

@@ -2,113 +2,219 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ds_toolkit.plan.job import Job, Precision
+from ds_toolkit.plan.zero import (
+    ZeroSettings,
+    flat_elements,
+    largest_tensor,
+    persistent_elements,
+    share_elements,
+    touched_elements,
+)
 
-_FP32_BYTES = 4
+FP32_BYTES = 4
 # Adam keeps a mean and a variance of each gradient in fp32.
-_MOMENT_BYTES = 2 * _FP32_BYTES
-# DeepSpeed's defaults for zero_optimization, in elements.
-DEFAULT_BUCKET_SIZE = 500_000_000
-DEFAULT_PREFETCH_BUCKET_SIZE = 50_000_000
+_MOMENT_BYTES = 2 * FP32_BYTES
+# Our assumption for PyTorch's caching allocator; the ZeRO paper (section 3.2) saw far more in extreme cases.
+FRAGMENTATION_SHARE = 0.05
+# DeepSpeed's default of offload_optimizer.buffer_count: swap buffers in host memory.
+_NVME_BUFFER_COUNT = 4
 
 
 @dataclass(frozen=True)
 class Offload:
-    """What moves from the GPU to the memory of its host."""
+    """What moves from the GPU to the memory of its host, or through it to NVMe."""
 
     optimizer: bool = False
     parameters: bool = False
+    nvme: bool = False
 
 
 @dataclass(frozen=True)
-class RankMemory:
-    """Bytes of one rank, on its device and, where something is offloaded, in its host's memory."""
+class Items:
+    """Bytes by what they are for, at the highest point of each."""
 
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    buffers_bytes: int
-    activations_bytes: int
-    host_bytes: int = 0
+    weights_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffers_bytes: int = 0
+    activations_bytes: int = 0
+    fragmentation_bytes: int = 0
 
     @property
-    def device_bytes(self) -> int:
-        """All that lies on the device at the highest point of a step."""
+    def total_bytes(self) -> int:
+        """All of them."""
         return (
             self.weights_bytes
             + self.gradients_bytes
             + self.optimizer_bytes
             + self.buffers_bytes
             + self.activations_bytes
+            + self.fragmentation_bytes
         )
 
 
-def rank_memory(job: Job, stage: int, offload: Offload = Offload()) -> RankMemory:
-    """What one rank needs at a ZeRO stage with Adam.
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank: on its device, in its host's memory and on its host's NVMe."""
+
+    device: Items
+    host: Items = Items()
+    nvme_bytes: int = 0
+
+
+def rank_memory(
+    job: Job, stage: int, offload: Offload = Offload(), settings: ZeroSettings | None = None
+) -> RankMemory:
+    """What one rank needs at a ZeRO stage with Adam; of unequal ranks, the one that needs most.
 
     Model states after Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054, section 3.1 and figure 1): weights
     and gradients of the training precision, and K bytes of optimizer state a parameter: fp32 master weights
     and two fp32 moments, K = 12. Stage 1 divides the optimizer state by the number of data-parallel ranks,
     stage 2 the gradients too, stage 3 the weights too. In fp32 plain Adam needs no master copy, yet
-    DeepSpeed's ZeRO optimizers make one. What is divided is padded to whole elements.
+    DeepSpeed's ZeRO optimizers make one.
     """
-    num_parameters, ranks = job.model.num_parameters, job.cluster.world_size
-    number_bytes = job.precision.num_bytes
-    shard = math.ceil(num_parameters / ranks)
-    has_master = stage > 0 or job.precision is not Precision.FP32
-    optimizer = (shard if stage >= 1 else num_parameters) * (_MOMENT_BYTES + _FP32_BYTES * has_master)
-    gradients = (shard if stage >= 2 else num_parameters) * number_bytes
-    weights = (shard if stage >= 3 else num_parameters) * number_bytes
-    host = 0
+    settings = settings or ZeroSettings.fitted(job)
+    host, nvme_bytes = _offloaded(job, stage, offload)
+    activations = activations_bytes(job)
+    gradients = _gradients_bytes(job, stage, offload)
+    # In the step activations are gone; what it needs beyond them and the gradients is called a buffer.
+    in_step = _step_gradients_bytes(job, stage, offload, settings) - gradients - activations
+    device = Items(
+        weights_bytes=0 if offload.parameters else _weights_bytes(job, stage, settings),
+        gradients_bytes=gradients,
+        optimizer_bytes=0 if offload.optimizer else _optimizer_bytes(job, stage),
+        buffers_bytes=max(_buffers_bytes(job, stage, offload, settings), in_step),
+        activations_bytes=activations,
+    )
+    if job.cluster.has_gpus:
+        fragmentation = round(device.total_bytes * FRAGMENTATION_SHARE)
+        device = Items(**{**vars(device), "fragmentation_bytes": fragmentation})
+    return RankMemory(device, host, nvme_bytes)
+
+
+def _weights_bytes(job: Job, stage: int, settings: ZeroSettings) -> int:
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
+    if stage == 0:
+        return model.num_parameters * number_bytes
+    if stage < 3:
+        return flat_elements(model.num_parameters, ranks) * number_bytes
+    # A single rank's share is whole already.
+    whole = persistent_elements(model, settings.persistence_threshold, ranks) if ranks > 1 else 0
+    return (share_elements(model, ranks, stage) + whole) * number_bytes
+
+
+def _gradients_bytes(job: Job, stage: int, offload: Offload) -> int:
+    """Gradients at the highest point of a step, in the training precision.
+
+    Stage 1 reduces, and gives up what belongs to others, only once accumulation is over (DeepSpeed's
+    stage_1_and_2.py). Stage 2 holds the share accumulated so far beside the one that the running backward
+    pass fills. With the optimizer on the host only a bucket's gradients are on the device from stage 2 on.
+    """
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
+    if stage < 2:
+        return model.num_parameters * number_bytes
     if offload.optimizer:
-        # Gradients of the shard follow in fp32: the CPU optimizer reads them from the host.
-        host += optimizer + shard * _FP32_BYTES
-        optimizer = 0
-        gradients = 0 if stage >= 2 else gradients
-    if offload.parameters:
-        host += weights
-        weights = 0
-    return RankMemory(weights, gradients, optimizer, buffers_bytes(job, stage), activations_bytes(job), host)
+        return 0
+    if stage == 2:
+        copies = 1 if job.accumulation_steps == 1 else 2
+        return touched_elements(model, ranks) * number_bytes * copies
+    return share_elements(model, ranks, stage) * number_bytes
 
 
-def buffers_bytes(job: Job, stage: int) -> int:
-    """Bytes of DeepSpeed's own buffers, with the bucket sizes that `bucket_size` and its siblings give.
+def _optimizer_bytes(job: Job, stage: int) -> int:
+    has_master = stage > 0 or job.precision is not Precision.FP32
+    share = share_elements(job.model, job.cluster.world_size, stage)
+    return share * (_MOMENT_BYTES + FP32_BYTES * has_master)
 
-    Stages 1 to 3 reduce gradients from a flat buffer of `reduce_bucket_size` elements, made whole at the
-    start; below stage 3 there are two of them, for communication that overlaps. Stage 3 also holds, gathered,
-    the weights of the layer at work and of what is prefetched.
+
+def _offloaded(job: Job, stage: int, offload: Offload) -> tuple[Items, int]:
+    """What lies in host memory and on NVMe.
+
+    Beside the optimizer state, the CPU optimizer's fp32 gradients. Stages 1 and 2 keep a copy of the share in
+    training precision to send back, a staging buffer of the largest parameter, and while stage 2 accumulates
+    the gradients of all parameters that reach into the share; stage 3 accumulates in a flat buffer.
     """
-    number_bytes = job.precision.num_bytes
+    if not offload.optimizer:
+        return Items(), 0
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
+    share = share_elements(model, ranks, stage)
+    gradients, buffers, nvme_bytes = share * FP32_BYTES, 0, 0
+    if stage < 3:
+        buffers = share * number_bytes + largest_tensor(model) * number_bytes
+        if stage == 2 and job.accumulation_steps > 1:
+            gradients += touched_elements(model, ranks) * number_bytes
+    else:
+        gradients += share * number_bytes
+    optimizer = _optimizer_bytes(job, stage)
+    weights = share * number_bytes if offload.parameters else 0
+    if offload.nvme:
+        nvme_bytes = optimizer + share * FP32_BYTES + weights
+        swapped = min(share, ZeroSettings().sub_group_size)
+        buffers += _NVME_BUFFER_COUNT * swapped * FP32_BYTES
+        gradients, optimizer, weights = share * number_bytes, 0, 0
+    return Items(weights, gradients, optimizer, buffers), nvme_bytes
+
+
+def _buffers_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
+    """DeepSpeed's own buffers on the device.
+
+    Stages 1 to 3 reduce gradients from a flat buffer of `reduce_bucket_size` elements, made whole whatever
+    the model's size; below stage 3 there are two where communication overlaps, and a bucket is copied to be
+    reduced. When stage 1 has reduced, its share is copied before the rest is given up. Offloading adds a
+    staging buffer of the largest parameter. Stage 3 also holds, gathered, the weights of the layer at work,
+    of what is prefetched, and at the turn of the forward pass of what the backward pass needs again within
+    the reuse distance, which is passed twice.
+    """
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
     if stage == 0:
         return 0
     if stage < 3:
-        return 2 * bucket_size(job) * number_bytes
-    gathered = job.model.largest_layer_parameters + prefetch_bucket_size(job)
-    return (bucket_size(job) + min(gathered, job.model.num_parameters)) * number_bytes
+        bucket = settings.reduce_bucket_size
+        copy = bucket if stage == 2 or offload.optimizer else max(bucket, touched_elements(model, ranks))
+        staging = largest_tensor(model) if offload.optimizer else 0
+        return (bucket * (1 + settings.overlap_comm) + copy + staging) * number_bytes
+    gathered = (
+        model.largest_layer_parameters + settings.prefetch_bucket_size + settings.max_reuse_distance // 2
+    )
+    # Alone, a rank has nothing to gather.
+    gathered = min(gathered, model.num_parameters) if ranks > 1 else 0
+    return (settings.reduce_bucket_size + gathered) * number_bytes
 
 
-def bucket_size(job: Job) -> int:
-    """Elements of a bucket: DeepSpeed's default, or the model's where it is smaller; an even number."""
-    return max(2, min(DEFAULT_BUCKET_SIZE, job.model.num_parameters) // 2 * 2)
+def _step_gradients_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
+    """Gradients on the device when the optimizer steps.
 
-
-def prefetch_bucket_size(job: Job) -> int:
-    """Elements to gather ahead: DeepSpeed's default, or one block's weights (12 h^2) where they are fewer."""
-    return min(DEFAULT_PREFETCH_BUCKET_SIZE, 12 * job.model.hidden_size**2, job.model.num_parameters)
+    Stages 1 and 2 turn the share into fp32 and give up the rest; stage 3 does so with one sub-group beside
+    the flat buffer. Stage 0 holds all of them twice: in 16-bit training in fp32 too, else in the flat copy
+    that they were reduced in.
+    """
+    num_parameters, number_bytes = job.model.num_parameters, job.precision.num_bytes
+    if stage == 0:
+        return num_parameters * (number_bytes + FP32_BYTES)
+    if offload.optimizer:
+        return 0
+    share = share_elements(job.model, job.cluster.world_size, stage)
+    if stage < 3:
+        return share * FP32_BYTES
+    return share * number_bytes + min(share, settings.sub_group_size) * FP32_BYTES
 
 
 def activations_bytes(job: Job) -> int:
-    """Bytes that the forward pass keeps for backward, with attention scores recomputed.
+    """Bytes that the forward pass keeps for backward.
 
     Korthikanti et al. 2022 (arXiv 2205.05198): a block keeps sbh(34 + 5as/h) bytes in 16-bit training
     (equation 1); the second term is the attention scores, which fused attention kernels do not keep
     (selective recomputation, equation 6), leaving 34sbh: 32sbh of 16-bit numbers, so twice that in fp32, and
-    2sbh of one-byte dropout masks. The logits add 4sbv, in fp32 (section 4.3).
+    2sbh of one-byte dropout masks. With full recomputation a block keeps its input alone, 2sbh in 16 bits,
+    and one block at a time is whole (section 5). The logits add 4sbv, in fp32 (section 4.3).
     """
     tokens = job.micro_batch_size * job.sequence_length
-    bytes_per_element = 16 * job.precision.num_bytes + 2
-    blocks = job.model.num_layers * tokens * job.model.hidden_size * bytes_per_element
-    return blocks + tokens * job.model.vocabulary_size * _FP32_BYTES
+    block = tokens * job.model.hidden_size * (16 * job.precision.num_bytes + 2)
+    kept = job.model.num_layers * block
+    if job.recompute_activations:
+        inputs = job.model.num_layers * tokens * job.model.hidden_size * job.precision.num_bytes
+        kept = min(kept, inputs + block)
+    return kept + tokens * job.model.vocabulary_size * FP32_BYTES

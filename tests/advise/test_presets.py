@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 
 from ds_toolkit.advise.answers import Answers, complete
-from ds_toolkit.advise.presets import advise_config, learning_rate
+from ds_toolkit.advise.presets import PRESETS, advise_config
+from ds_toolkit.advise.tuning import learning_rate
+from ds_toolkit.config.consumers import Consumer
+from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.config.linter import lint
 from ds_toolkit.env.fabric import Gpu, Host
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Precision
+from ds_toolkit.plan.network import parse_network
 
 GB = 10**9
 CPU_HOST = Host((), 16 * GB, 4, (), ("eth0", "lo"))
@@ -21,6 +25,7 @@ TINY = Answers(10**6, gpus_per_node=2, micro_batch_size=8, sequence_length=128, 
 def test_a_cpu_config_builds_nothing_and_offloads_nothing() -> None:
     advice = advise_config(TINY, CPU_HOST)
     assert advice.config == {
+        "$schema": "ds_config.schema.json",
         "train_micro_batch_size_per_gpu": 8,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
@@ -73,7 +78,7 @@ def test_every_config_is_strict_json_clean_and_has_its_reasons(
 
 @pytest.mark.parametrize(
     ("gpu_memory_gb", "sections"),
-    [(80, set()), (24, {"offload_optimizer"}), (14, {"offload_optimizer", "offload_param"})],
+    [(80, set()), (16, {"offload_optimizer"}), (5, {"offload_optimizer", "offload_param"})],
 )
 def test_memory_decides_what_is_offloaded(gpu_memory_gb: int, sections: set[str]) -> None:
     advice = advise_config(Answers(7 * GB, gpu_memory_bytes=gpu_memory_gb * GB), GPU_HOST)
@@ -130,6 +135,95 @@ def test_what_does_not_fit_is_refused_with_the_lack_and_the_way_out() -> None:
     with pytest.raises(ToolkitError, match="does not fit") as caught:
         advise_config(Answers(7 * GB, stage=0), GPU_HOST)
     assert "a larger --stage" in str(caught.value.fix)
+
+
+def test_activations_are_recomputed_before_anything_is_offloaded() -> None:
+    advice = advise_config(Answers(7 * GB, gpu_memory_bytes=24 * GB), GPU_HOST)
+    assert advice.job.recompute_activations
+    assert "offload" not in advice.text
+    assert any("gradient_checkpointing_enable" in reason for reason in advice.reasons)
+
+
+def test_a_smaller_micro_batch_takes_more_accumulation() -> None:
+    answers = Answers(7 * GB, micro_batch_size=16, gpu_memory_bytes=80 * GB, stage=3)
+    config = advise_config(answers, GPU_HOST).config
+    micro, accumulation = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert isinstance(micro, int)
+    assert isinstance(accumulation, int)
+    assert micro < 16
+    assert micro * accumulation == 16
+
+
+def test_nvme_is_offloaded_to_when_the_host_is_full() -> None:
+    host = replace(GPU_HOST, memory_bytes=150 * GB)
+    advice = advise_config(Answers(7 * GB, gpu_memory_bytes=5 * GB, nvme_path="/local"), host)
+    zero = advice.config["zero_optimization"]
+    assert isinstance(zero, dict)
+    assert zero["offload_optimizer"] == {"device": "nvme", "nvme_path": "/local", "pin_memory": True}
+    assert zero["offload_param"]["buffer_size"] >= 4096 * 4096
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("consumer", list(Consumer))
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_preset_is_clean_for_every_consumer(preset: str, consumer: Consumer, stage: int) -> None:
+    for host in (CPU_HOST, GPU_HOST):
+        answers = Answers(10**7, stage=stage, preset=preset, consumer=consumer, sequence_length=64)
+        advice = advise_config(answers, host)
+        findings = lint(advice.config, world_size=advice.job.cluster.world_size, consumer=consumer)
+        assert findings == []
+        assert advice.config["$schema"] == "ds_config.schema.json"
+        assert ("auto" in json.dumps(advice.config)) is (consumer is Consumer.HF)
+
+
+def test_an_unknown_preset_is_refused_with_the_real_ones() -> None:
+    with pytest.raises(ToolkitError, match="no preset `fast`") as caught:
+        advise_config(replace(TINY, preset="fast"), CPU_HOST)
+    assert "pretrain, finetune, debug" in str(caught.value.fix)
+
+
+def test_presets_differ_where_they_say() -> None:
+    configs = {name: advise_config(replace(TINY, preset=name), CPU_HOST).config for name in PRESETS}
+    assert "scheduler" in configs["finetune"]
+    assert configs["debug"]["wall_clock_breakdown"] is True
+    rates = {name: config["optimizer"]["params"]["lr"] for name, config in configs.items()}  # type: ignore[index]
+    assert rates["finetune"] == pytest.approx(rates["pretrain"] / 10)
+
+
+def test_what_the_trainer_fills_in_is_told_as_its_flags() -> None:
+    answers = Answers(10**9, micro_batch_size=4, global_batch_size=64, consumer=Consumer.HF)
+    (told,) = [reason for reason in advise_config(answers, GPU_HOST).reasons if "--per_device" in reason]
+    assert "--per_device_train_batch_size 4 --gradient_accumulation_steps 2" in told
+    assert "--bf16" in told
+
+
+def test_the_mean_time_to_failure_sets_the_interval() -> None:
+    often = advise_config(replace(TINY, mttf_per_gpu_seconds=3600.0), CPU_HOST)
+    rarely = advise_config(replace(TINY, mttf_per_gpu_seconds=5e4 * 3600), CPU_HOST)
+    intervals = [
+        GuardSettings.model_validate(advice.config["ds_toolkit"]).save_every_seconds
+        for advice in (often, rarely)
+    ]
+    # A cost of 0.1 s, and two ranks: sqrt(2 x 0.1 s x 1800 s), and the same for 25,000 h.
+    assert intervals == pytest.approx([19, 4243], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "name"),
+    [
+        (Answers(10**9), None, "PCIe4"),
+        (Answers(10**9, num_nodes=2), "4x200Gb-IB", "4x200Gb-IB"),
+        (Answers(10**9, num_nodes=2), None, "10GbE"),
+        (Answers(10**9, num_nodes=2, network=parse_network("25GbE")), "4x200Gb-IB", "25GbE"),
+    ],
+)
+def test_the_network_is_said_found_or_assumed(answers: Answers, found: str | None, name: str) -> None:
+    advice = advise_config(answers, GPU_HOST, found)
+    assert advice.network is not None
+    assert advice.network.name == name
+    assert all(rung.communication_seconds for rung in advice.rungs)
+    assert any(name in reason for reason in advice.reasons) is (answers.network is None)
+    assert advise_config(TINY, CPU_HOST).network is None
 
 
 @pytest.mark.parametrize(

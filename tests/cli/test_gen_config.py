@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_a_config_is_written_with_its_ladder_and_its_reasons(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert [line.split()[0:3] for line in lines if "->" in line] == [["->", "ZeRO", "3"]]
+    assert [line.split()[0:3] for line in lines if "->" in line] == [["->", "ZeRO", "3,"]]
     assert len([line for line in lines if line.startswith("- ")]) > 6
     assert lines[-1] == "written: runs/ds_config.json"
     document = read_config(tmp_path / "runs" / "ds_config.json")
@@ -46,7 +47,7 @@ def test_json_output_holds_what_the_file_holds(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["schema"] == 1
     assert report["config"] == json.loads((tmp_path / "ds_config.json").read_text())
-    assert [rung["name"] for rung in report["rungs"] if rung["chosen"]] == ["ZeRO 3"]
+    assert [rung["name"] for rung in report["rungs"] if rung["chosen"]] == ["ZeRO 3, micro batch 8 x 1"]
     assert report["file"] == "ds_config.json"
 
 
@@ -61,11 +62,17 @@ def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ((), "--model is missing"),
+        (("--gpu-memory", "80GB"), "--model, --gpus-per-node are missing"),
+        (("--model", "none.json"), "cannot be read"),
+        (("--model", "1M", "--interconnect", "fast"), "`fast` is not a network"),
+        (("--model", "1M", "--preset", "fast"), "no preset `fast`"),
+        (("--model", "1M", "--mttf-per-gpu", "0h"), "mean time to failure is 0"),
+        (("--model", "1M", "--env-file", "none"), "cannot be read"),
         (("--model", "big"), "`big` is not a count"),
         (("--model", "1M", "-o", "missing/c.json"), "the folder does not exist"),
         (("--model", "1M", "-o", "there.json"), "the file exists"),
         (("--model", "1M", "-o", "."), "is a folder"),
-        (("--model", "1M", "--gpus-per-node", "0"), "is 0"),
+        (("--model", "1M", "--gpus-per-node", "0"), "--gpus-per-node is 0"),
         (("--model", "1M", "--host-memory", "much"), "`much` is not a size"),
         (("--model", "70B", "--host-memory", "1GB"), "does not fit"),
         (("--model", "1M", "--stage", "4"), "--stage"),
@@ -102,3 +109,81 @@ def test_neither_torch_nor_deepspeed_is_imported(arguments: list[str], tmp_path:
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_the_schema_that_the_config_names_lies_beside_it(tmp_path: Path) -> None:
+    assert gen_config(*SMALL, cwd=tmp_path).returncode == 0
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    schema = json.loads((tmp_path / config["$schema"]).read_text())
+    assert "zero_optimization" in schema["properties"]
+    (tmp_path / config["$schema"]).write_text("mine")
+    assert gen_config(*SMALL, "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / config["$schema"]).read_text() == "mine"
+
+
+def test_a_model_is_read_from_its_configuration(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100, "model_type": "llama"}))
+    done = gen_config("--model", "config.json", "--dry-run", "--json", cwd=tmp_path)
+    assert "config.json: llama, 2 blocks of width 64" in json.loads(done.stdout)["reasons"][0]
+
+
+def test_the_environment_file_is_held_against_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "my_env").write_text("NCCL_IB_DISABLE=1\n")
+    arguments = ("--model", "1B", "--gpu-memory", "80GB", "--gpus-per-node", "8", "--num-nodes", "2")
+    arguments += ("--interconnect", "400Gb-IB", "--env-file", "my_env", "--dry-run", "--stage", "1")
+    done = gen_config(*arguments, "--json", cwd=tmp_path)
+    assert [finding["code"] for finding in json.loads(done.stdout)["findings"]] == ["DS555"]
+    assert "warning DS555" in gen_config(*arguments, cwd=tmp_path).stdout
+
+
+def test_each_rung_says_what_it_needs_and_sends(tmp_path: Path) -> None:
+    arguments = ("--model", "7B", "--gpu-memory", "24GB", "--gpus-per-node", "8", "--nvme", "/local")
+    done = gen_config(*arguments, "--interconnect", "NVLink4", "--dry-run", "--json", cwd=tmp_path)
+    rungs = json.loads(done.stdout)["rungs"]
+    assert len(rungs) == 9
+    assert all(rung["device_bytes"] > 0 and rung["communication_seconds"] > 0 for rung in rungs)
+    assert rungs[-1]["nvme_bytes"] > 0
+
+
+def converse(answers: list[str], cwd: Path) -> str:
+    """What is on the screen after these answers were typed."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ds_toolkit", "gen-config"]
+    with subprocess.Popen(
+        command, cwd=cwd, env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
+    ) as run:
+        os.close(terminal)
+        screen = ""
+        for answer in [*answers, None]:
+            while answer is None or "? " not in screen.rpartition("\n")[2].replace("]", "?"):
+                try:
+                    data = os.read(controller, 4096)
+                except OSError:
+                    data = b""  # the terminal closes with the process
+                if not data:
+                    break
+                screen += data.decode().replace("\r\n", "\n")
+            if answer is not None:
+                os.write(controller, f"{answer}\n".encode())
+                screen += "\n"
+        os.close(controller)
+        assert run.wait(timeout=30) == 0, screen
+    return screen
+
+
+def test_on_a_terminal_it_asks_one_question_at_a_time(tmp_path: Path) -> None:
+    # A wrong answer is explained and asked again; empty ones take the default; a CPU has no network question.
+    screen = converse(["large", "1M", "", "", "2", "16GB", "", "128", "4", "", ""], tmp_path)
+    assert "`large` is not a count" in screen
+    assert "Network between" not in screen
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == 4
+    assert "bf16" not in config
+
+
+def test_a_cluster_is_asked_for_its_network(tmp_path: Path) -> None:
+    screen = converse(["1M", "2", "80GB", "8", "1TB", "100GbE", "", "", "", "32", "hf"], tmp_path)
+    assert "Network between" in screen
+    assert "sending (100GbE)" in screen
+    assert json.loads((tmp_path / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] == "auto"

@@ -41,7 +41,7 @@ def test_generated_configs_are_accepted_and_mean_what_was_asked(
     assert config.optimizer_name == "adamw"
 
 
-@pytest.mark.parametrize(("gpu_memory_gb", "offloaded"), [(24, (True, False)), (14, (True, True))])
+@pytest.mark.parametrize(("gpu_memory_gb", "offloaded"), [(16, (True, False)), (5, (True, True))])
 def test_generated_offloading_is_understood(
     gpu_memory_gb: int, offloaded: tuple[bool, bool], parse: Any
 ) -> None:
@@ -51,7 +51,7 @@ def test_generated_offloading_is_understood(
 
 
 def test_defaults_that_the_advice_speaks_of_are_deepspeeds(parse: Any) -> None:
-    from ds_toolkit.plan.memory import DEFAULT_BUCKET_SIZE, DEFAULT_PREFETCH_BUCKET_SIZE
+    from ds_toolkit.plan.zero import DEFAULT_BUCKET_SIZE, DEFAULT_PREFETCH_BUCKET_SIZE
 
     config = parse({"train_batch_size": 1})
     assert config.gradient_clipping == 1.0

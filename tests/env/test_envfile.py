@@ -9,9 +9,6 @@ from hypothesis import strategies as st
 from ds_toolkit.env.envfile import env_file_paths, env_line, parse_env_text, read_env_file
 from ds_toolkit.env.rules import lint_env
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.rendering import render
-
-EXAMPLE = Path(__file__).parents[2] / ".deepspeed_env.example"
 
 
 def test_lines_are_split_at_the_first_equals_and_stripped() -> None:
@@ -88,16 +85,3 @@ def test_findings_name_the_line() -> None:
         ("DS703", "env:4:3"),
         ("DS702", "env:5:1"),
     ]
-
-
-def test_the_example_file_is_what_the_template_gives() -> None:
-    assert EXAMPLE.read_text() == render("env/deepspeed_env.j2", socket_interface="eth0", infiniband=True)
-
-
-@pytest.mark.parametrize("infiniband", [True, False])
-def test_a_rendered_file_holds_bare_lines_only(infiniband: bool) -> None:
-    text = render("env/deepspeed_env.j2", socket_interface="ib0", infiniband=infiniband)
-    variables = parse_env_text(text).variables
-    assert text == "".join(env_line(name, value) for name, value in variables.items())
-    assert variables["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert ("NCCL_IB_DISABLE" in variables) is not infiniband

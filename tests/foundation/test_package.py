@@ -116,7 +116,7 @@ def test_a_template_renders_from_the_installed_wheel(wheel: Path, tmp_path: Path
     code = """
 import json, ds_toolkit
 from ds_toolkit.rendering import render, template_directory
-text = render("env/deepspeed_env.j2", socket_interface="eth0", infiniband=True)
+text = render("env/deepspeed_env.j2", variables={"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": 22})
 print(json.dumps([ds_toolkit.__file__, str(template_directory()), text]))
 """
     finished = subprocess.run(
@@ -129,5 +129,5 @@ print(json.dumps([ds_toolkit.__file__, str(template_directory()), text]))
     package_file, templates, rendered = json.loads(finished.stdout)
     assert Path(package_file).is_relative_to(site_packages)
     assert Path(templates) == site_packages / "ds_toolkit" / "templates"
-    assert rendered == (jobs.REPOSITORY / ".deepspeed_env.example").read_text()
+    assert rendered == "NCCL_DEBUG=WARN\nNCCL_IB_TIMEOUT=22\n"
     assert not list(site_packages.glob("templates"))

@@ -1,0 +1,78 @@
+"""`ds-toolkit gen-launch`: the script that starts a run, and its hostfile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds_toolkit.env.launchers import Launcher
+
+
+def gen_launch(
+    launcher: Annotated[Launcher, typer.Option(help="pdsh, slurm, torchrun or openmpi.")],
+    num_nodes: Annotated[int, typer.Option(help="Hosts.")],
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs a host.")],
+    hosts: Annotated[
+        str | None, typer.Option(help="Names of the hosts, with commas: writes the hostfile too.")
+    ] = None,
+    script: Annotated[str, typer.Option(help="Training script.")] = "train.py",
+    config: Annotated[str, typer.Option(help="ds_config.")] = "ds_config.json",
+    env_file: Annotated[str, typer.Option(help="Environment file.")] = ".deepspeed_env",
+    hostfile: Annotated[str, typer.Option(help="Hostfile, for pdsh and openmpi.")] = "hostfile",
+    python: Annotated[str, typer.Option(help="Interpreter on every host.")] = sys.executable,
+    master_port: Annotated[int, typer.Option(help="TCP port of the first rank.")] = 29500,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Address of the first host. [default: DeepSpeed asks it]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. [default: standard output]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+) -> None:
+    """Write the script that starts a run, with room for last words, and the hostfile that it needs."""
+    from ds_toolkit.advise.launching import Launch, hostfile_text, launch_script
+    from ds_toolkit.cli.gen_config import refuse_output
+    from ds_toolkit.cli.output import console
+    from ds_toolkit.errors import ToolkitError
+    from ds_toolkit.files import write_whole
+
+    folder = (output.parent if output else Path()).resolve()
+    launch = Launch(
+        launcher=launcher,
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        python=python,
+        folder=str(folder),
+        script=script,
+        config=config,
+        env_file=env_file,
+        hostfile=hostfile,
+        master_port=master_port,
+        master_addr=master_addr,
+    )
+    text = launch_script(launch)
+    files: list[tuple[Path, str]] = []
+    if hosts is not None:
+        names = [name.strip() for name in hosts.split(",")]
+        if len(names) != num_nodes:
+            raise ToolkitError(f"--hosts names {len(names)} hosts, --num-nodes says {num_nodes}")
+        files.append((folder / hostfile, hostfile_text(names, gpus_per_node)))
+    if output is not None:
+        files.append((output, text))
+    for path, _ in files:
+        refuse_output(path, force=force)
+    for path, content in files:
+        try:
+            write_whole(path, content.encode())
+            if path == output:
+                path.chmod(0o755)
+        except OSError as error:
+            raise ToolkitError("the file cannot be written", where=path, why=error.strerror) from error
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        for path, _ in files:
+            console().print(f"written: {path}", markup=False)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ds_toolkit.advise.environment import advise_environment
+from ds_toolkit.env.envfile import parse_env_text
+from ds_toolkit.env.fabric import Gpu, Host
+from ds_toolkit.env.interfaces import interface_to
+from ds_toolkit.env.launchers import Launcher
+from ds_toolkit.env.links import fastest_links, is_virtual
+from ds_toolkit.env.rules import lint_env
+from ds_toolkit.env.variables import REPLACED, VARIABLES
+from ds_toolkit.errors import ToolkitError
+
+GB = 10**9
+INFINIBAND = Host((Gpu("A100-SXM4-80GB", 80 * GB),) * 8, 10**12, 64, ("mlx5_0",), ("eth0", "docker0", "lo"))
+ETHERNET = replace(INFINIBAND, infiniband_devices=())
+CPU = Host((), 10**10, 2, (), ("docker0", "eth0", "lo", "virbr0"))
+EXAMPLE = Path(__file__).parents[2] / ".deepspeed_env.example"
+
+
+def variables(host: Host, **arguments: object) -> dict[str, str]:
+    advice = advise_environment(host, **arguments)  # type: ignore[arg-type]
+    return parse_env_text(advice.text).variables
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("host", [INFINIBAND, ETHERNET, CPU], ids=["infiniband", "ethernet", "cpu"])
+def test_every_file_is_clean_for_its_launcher(host: Host, debug: bool, launcher: Launcher) -> None:
+    advice = advise_environment(host, debug=debug, launcher=launcher)
+    findings = lint_env(
+        parse_env_text(advice.text),
+        launcher if launcher.reads_env_file else None,
+        bool(host.infiniband_devices),
+    )
+    # Debugging is what was asked for.
+    assert [finding for finding in findings if not (debug and finding.code == "DS724")] == []
+    assert all(setting.why for setting in advice.settings)
+    assert "#" not in advice.text
+    assert advice.text.endswith("\n")
+    assert {setting.name for setting in advice.settings} == variables(host, debug=debug).keys()
+    assert not REPLACED.keys() & variables(host, debug=debug).keys()
+
+
+def test_infiniband_is_disabled_only_where_there_is_none() -> None:
+    assert "NCCL_IB_DISABLE" not in variables(INFINIBAND)
+    assert variables(INFINIBAND)["NCCL_IB_TIMEOUT"] == "22"
+    assert variables(ETHERNET)["NCCL_IB_DISABLE"] == "1"
+    assert "NCCL_IB_DISABLE" not in variables(CPU)
+    assert any("NCCL_IB_DISABLE" in reason for reason in advise_environment(CPU).left_out)
+
+
+def test_peer_access_is_disabled_only_where_it_is_known_to_be_broken() -> None:
+    consumer = replace(ETHERNET, gpus=(Gpu("NVIDIA GeForce RTX 4090", 24 * GB),) * 2)
+    assert variables(consumer)["NCCL_P2P_DISABLE"] == "1"
+    assert "NCCL_P2P_DISABLE" not in variables(replace(consumer, gpus=consumer.gpus[:1]))
+    assert "NCCL_P2P_DISABLE" not in variables(INFINIBAND)
+
+
+def test_the_interface_leads_to_the_other_hosts() -> None:
+    routes = {"a": "eth1", "10.0.0.2": "eth1", "c": "docker0", "d": "lo", "e": "ib0"}
+    found = variables(CPU, hosts=["a", "me@10.0.0.2"], find_interface=routes.get)
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth1"
+    for hosts in (["c"], ["d"], ["unknown"], ["a", "e"]):
+        advice = advise_environment(CPU, hosts=hosts, find_interface=routes.get)
+        assert "IFNAME" not in advice.text
+        assert any("NCCL_SOCKET_IFNAME" in reason for reason in advice.left_out)
+    # The host itself is among them, and is reached over lo.
+    assert variables(CPU, hosts=["a", "d"], find_interface=routes.get)["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert variables(CPU)["NCCL_SOCKET_IFNAME"] == "eth0"
+    two = replace(CPU, network_interfaces=("eth0", "eth1"))
+    assert "NCCL_SOCKET_IFNAME" not in variables(two)
+
+
+def test_a_persons_lines_stay_and_win() -> None:
+    existing = parse_env_text("HF_HOME=/data\nNCCL_DEBUG=INFO\nTORCH_FR_BUFFER_SIZE=2000\n", "mine")
+    advice = advise_environment(INFINIBAND, existing=existing)
+    assert advice.text.startswith("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    assert "NCCL_DEBUG (proposed: WARN)" in advice.kept
+    assert {"HF_HOME", "TORCH_FR_BUFFER_SIZE"} <= set(advice.kept)
+    assert "NCCL_DEBUG" not in {setting.name for setting in advice.settings}
+    again = advise_environment(INFINIBAND, existing=parse_env_text(advice.text))
+    assert again.text == advice.text
+    assert again.settings == []
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "says"),
+    [
+        ("WANDB_API_KEY=abc\n", Launcher.PDSH, "looks like a secret"),
+        ("hf_token=abc\n", Launcher.PDSH, "looks like a secret"),
+        ("# a comment\n", Launcher.PDSH, "cannot read"),
+        ("# A=1\n", Launcher.PDSH, "not the name of a variable"),
+        ("A=b,c\n", Launcher.SLURM, "comma|b,c"),
+        ("A=b c\n", Launcher.PDSH, "would not reach|changed"),
+    ],
+)
+def test_lines_that_would_do_harm_are_not_taken_over(text: str, launcher: Launcher, says: str) -> None:
+    with pytest.raises(ToolkitError, match=says):
+        advise_environment(INFINIBAND, existing=parse_env_text(text, "mine"), launcher=launcher)
+
+
+def test_the_example_is_what_a_host_with_infiniband_gets() -> None:
+    assert advise_environment(INFINIBAND).text == EXAMPLE.read_text()
+
+
+def test_a_hang_ends_within_half_an_hour() -> None:
+    settings = variables(INFINIBAND)
+    assert settings["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    seconds = int(settings["DEEPSPEED_TIMEOUT"]) * 60 + int(settings["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"])
+    assert seconds < 1800
+
+
+def test_torch_knows_its_variables() -> None:
+    """Those that the file sets and torch reads are named in the headers of the installed torch."""
+    import torch
+
+    headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
+    text = "".join((headers / name).read_text() for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp"))
+    for name in {*variables(INFINIBAND), *variables(INFINIBAND, debug=True)}:
+        if name.startswith("TORCH_") and name != "TORCH_DISTRIBUTED_DEBUG":
+            assert f'"{name}"' in text, name
+    assert "SkipCleanUp = 3" in text
+    assert {name for name in variables(INFINIBAND) if name.startswith("NCCL_")} <= VARIABLES.keys()
+
+
+def test_routes_of_this_host() -> None:
+    assert interface_to("127.0.0.1") == "lo"
+    assert interface_to("no-such-host.invalid") is None
+
+
+def test_links_are_read_from_the_kernel(tmp_path: Path) -> None:
+    assert fastest_links(tmp_path) is None
+    for name, state, speed in (
+        ("eth0", "up", "25000"),
+        ("eth1", "down", "100000"),
+        ("docker0", "up", "400000"),
+    ):
+        folder = tmp_path / "sys/class/net" / name
+        folder.mkdir(parents=True)
+        (folder / "operstate").write_text(f"{state}\n")
+        (folder / "speed").write_text(f"{speed}\n")
+    (tmp_path / "sys/class/net/eth0/speed").write_text("-1\n")
+    assert fastest_links(tmp_path) is None
+    (tmp_path / "sys/class/net/eth0/speed").write_text("25000\n")
+    assert fastest_links(tmp_path) == "25GbE"
+    for number, state in enumerate(("4: ACTIVE", "4: ACTIVE", "1: DOWN")):
+        port = tmp_path / f"sys/class/infiniband/mlx5_{number}/ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
+    assert fastest_links(tmp_path) == "2x200Gb-IB"
+
+
+@pytest.mark.parametrize("name", ["lo", "docker0", "virbr0", "br-1a2b", "veth12", "cni0"])
+def test_bridges_lead_nowhere(name: str) -> None:
+    assert is_virtual(name)
+    assert not is_virtual("eth0")
+    assert not is_virtual("ib0")

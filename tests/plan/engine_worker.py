@@ -1,0 +1,287 @@
+"""What real engines hold and send on every rank, for the planner's tests: JSON lines on standard output.
+
+Many engines, one after another in one process group. Memory is read from the live tensors of the process, and
+sorted by whom they belong to; communication is counted where DeepSpeed hands it to its backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.comm import comm
+from resilience import training
+from torch import nn
+
+# Odd and narrow, so that padding is more than a hundredth of it.
+WIDTH = 21
+# Not a multiple of the numbers of ranks: shares end inside of parameters.
+NUM_BLOCKS = 33
+# More elements than a bias has and fewer than a matrix.
+THRESHOLD = 100
+BUCKET = 1_000
+
+
+class Narrow(nn.Module):
+    """Blocks of a matrix and a bias, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(NUM_BLOCKS))
+        self.register_buffer("offset", torch.zeros(WIDTH))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = inputs + self.offset.to(inputs.dtype)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden.float()
+
+
+def config(case: dict[str, Any]) -> dict[str, object]:
+    zero: dict[str, object] = {
+        "stage": case["stage"],
+        "reduce_bucket_size": BUCKET,
+        "allgather_bucket_size": BUCKET,
+        "stage3_param_persistence_threshold": THRESHOLD,
+        "stage3_prefetch_bucket_size": 0,
+        "stage3_max_reuse_distance": case.get("reuse", 10**9),
+        "overlap_comm": False,
+    }
+    if case.get("offload"):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    settings: dict[str, object] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": case["accumulation"],
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": zero,
+    }
+    if case["precision"] != "fp32":
+        settings[case["precision"]] = {"enabled": True}
+    return settings
+
+
+def new_engine(case: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    model = Narrow()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config(case))
+    return engine
+
+
+def micro_steps(engine: Any, count: int) -> Iterator[None]:
+    """Forward and backward; gives control to the caller before each `engine.step`."""
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
+    for _ in range(count):
+        loss = engine(torch.randn(1, WIDTH, dtype=dtype)).pow(2).mean()
+        engine.backward(loss)
+        del loss
+        yield
+        engine.step()
+
+
+def storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """Bytes by address of what these tensors, and their gradients, are stored in."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        for view in (tensor, tensor.grad if tensor.is_leaf else None):
+            if view is not None and view.untyped_storage().nbytes():
+                found[view.untyped_storage().data_ptr()] = view.untyped_storage().nbytes()
+    return found
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(value):
+        yield value  # type: ignore[misc]
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def owners(engine: Any) -> dict[str, dict[int, int]]:
+    """Storages by what they are for; the first owner counts."""
+    optimizer = engine.optimizer
+    parameters = list(engine.module.parameters())
+    inner = getattr(optimizer, "optimizer", optimizer)
+    masters = [
+        getattr(optimizer, name)
+        for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")
+        if hasattr(optimizer, name)
+    ]
+    gradients = [parameter.grad for parameter in [*parameters, *tensors_in(masters)]]
+    gradients += [
+        getattr(optimizer, name, None)
+        for name in (
+            "averaged_gradients",
+            "all_grad_tensors",
+            "grads_in_partition",
+            "grad_partitions_flat_buffer",
+            "accumulated_grads_in_cpu",
+        )
+    ]
+    shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+    gathered = [parameter.data for parameter in parameters if not getattr(parameter, "ds_persist", True)]
+    whole = [parameter.data for parameter in parameters if getattr(parameter, "ds_persist", True)]
+    flats = getattr(optimizer, "bit16_groups_flat", [])
+    buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    groups = {
+        # Gradients lie in a bucket before they are reduced.
+        "buffers": tensors_in([buckets, gathered]),
+        "weights": tensors_in([whole, shards, flats]),
+        "gradients": tensors_in(gradients),
+        # Moments are as large as their master; the step counter is one number.
+        "optimizer": (
+            tensor.detach()
+            for tensor in tensors_in([masters, list(inner.state.values())])
+            if tensor.numel() > 1
+        ),
+        "module_buffers": tensors_in(list(engine.module.buffers())),
+    }
+    seen: set[int] = set()
+    result = {}
+    for name, tensors in groups.items():
+        with torch.no_grad():
+            found = {
+                address: size for address, size in plain_storages(tensors).items() if address not in seen
+            }
+        seen |= found.keys()
+        result[name] = found
+    return result
+
+
+def plain_storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    return {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.untyped_storage().nbytes()
+    }
+
+
+def held(case: dict[str, Any]) -> dict[str, object]:
+    """The most that is held of each kind at any moment of a step, and of everything together."""
+    gc.collect()
+    before = storages(gc.get_objects())
+    engine = new_engine(case)
+    most: dict[str, int] = {}
+
+    def look_at_step(*_: object) -> None:
+        everything = {
+            address: size for address, size in storages(gc.get_objects()).items() if address not in before
+        }
+        most["everything"] = max(most.get("everything", 0), sum(everything.values()))
+
+    def look(*_: object) -> None:
+        look_at_step()
+        for name, found in owners(engine).items():
+            most[name] = max(most.get(name, 0), sum(found.values()))
+
+    for _ in micro_steps(engine, case["accumulation"]):
+        pass
+    # The last parameter to get its gradient: everything of the backward pass is there.
+    parameter = next(iter(engine.module.parameters()))
+    if case["stage"] < 3:
+        handles = [parameter.register_post_accumulate_grad_hook(look)]
+    else:
+        # Everything that a forward pass gathers is there at its end, unless it was given up.
+        handles = [engine.module.blocks[-1].register_forward_hook(look)]
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    handles.append(inner.register_step_pre_hook(look_at_step))
+    with counting() as backend:
+        # Stage 0 reduces a flat copy of the gradients, stage 1 copies its share after the first bucket.
+        backend.before = [look_at_step] * 4 if case["stage"] < 2 else []
+        for _ in micro_steps(engine, case["accumulation"]):
+            look()
+    for handle in handles:
+        handle.remove()
+    engine.destroy()
+    return {"sizes": sizes(engine), **most}
+
+
+class Counting:
+    """A backend that adds up the bytes of every collective: the whole message, not one rank's part of it."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.bytes: dict[str, int] = {}
+        self.before: list[Callable[[], None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.backend, name)
+        if name not in (
+            "all_reduce",
+            "reduce",
+            "reduce_scatter_tensor",
+            "all_gather_into_tensor",
+            "broadcast",
+        ):
+            return value
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            sizes = [part.nbytes for part in tensors_in([*arguments, *keywords.values()])]
+            if self.before:
+                self.before.pop()()
+            self.bytes[name] = self.bytes.get(name, 0) + max(sizes)
+            return value(*arguments, **keywords)
+
+        return counted
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counting]:
+    backend = comm.cdb
+    comm.cdb = Counting(backend)
+    try:
+        yield comm.cdb
+    finally:
+        comm.cdb = backend
+
+
+def sent(case: dict[str, Any]) -> dict[str, object]:
+    """Bytes of one step's collectives by kind, after two steps that DeepSpeed learns from."""
+    engine = new_engine(case)
+    for _ in range(2):
+        for _ in micro_steps(engine, case["accumulation"]):
+            pass
+    with counting() as counted:
+        for _ in micro_steps(engine, case["accumulation"]):
+            pass
+    engine.destroy()
+    return {"sizes": sizes(engine), **counted.bytes}
+
+
+def sizes(engine: Any) -> list[int]:
+    return [getattr(parameter, "ds_numel", parameter.numel()) for parameter in engine.module.parameters()]
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    training.start()
+    cases = json.loads(sys.argv[1])
+    # First engines import what DeepSpeed imports late. What exists then belongs to no engine to come, and
+    # scanning it again and again would take most of the time.
+    for stage in (2, 3):
+        held({"stage": stage, "precision": "fp32", "accumulation": 1})
+    gc.collect()
+    gc.freeze()
+    for case in cases:
+        answer = {"held": held, "sent": sent}[case["question"]](case)
+        line = json.dumps({"rank": comm.get_rank(), "case": case, **answer})
+        # One write a line: ranks share the output.
+        os.write(1, f"\nMEASURED {line}\n".encode())
+        gc.collect()
+    training.finish()
+
+
+if __name__ == "__main__":
+    main()
