@@ -55,7 +55,11 @@ format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff check -q --fix
 
 .PHONY: test
-test: test-static test-foundation test-config test-consolidate test-resilience test-quickstart coverage ## all that CI runs
+test: test-packages test-static test-foundation test-config test-consolidate test-resilience test-quickstart coverage ## all that CI runs
+
+.PHONY: test-packages
+test-packages:
+	@.ci/packages
 
 .PHONY: test-static
 test-static: $(INSTALLED)
@@ -77,7 +81,7 @@ docs: $(INSTALLED) ## write the pages that come from the code
 .PHONY: corpus
 corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
 	@test -d "$(CORPUS)" || { echo "error: say which folder: make corpus CORPUS=path/to/configs"; exit 2; }
-	$(BIN)/python tests/corpus.py $(CORPUS)
+	$(BIN)/python tests/corpus.py "$(CORPUS)"
 
 .PHONY: test-consolidate
 test-consolidate: $(INSTALLED)
