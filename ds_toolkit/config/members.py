@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -155,6 +156,9 @@ def _fault(value: object, errors: list[Any]) -> tuple[Fault, str]:
 
 def as_number(text: str) -> int | float | None:
     """The number that a string spells, whole where it can be; None where it spells none."""
+    # Python takes 1_0 for 10, which is as likely to be a slip of the finger.
+    if "_" in text:
+        return None
     try:
         number = float(text)
     except ValueError:
@@ -162,3 +166,12 @@ def as_number(text: str) -> int | float | None:
     if not math.isfinite(number):
         return None
     return int(number) if number.is_integer() else number
+
+
+def shown(value: object) -> str:
+    """A value as it would be written, shortened for a message."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

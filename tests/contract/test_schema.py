@@ -24,6 +24,7 @@ from ds_toolkit.config.schema import (
     parallelism,
     precision,
     storage,
+    torch_classes,
     zero,
 )
 
@@ -249,7 +250,9 @@ def test_optimizers_and_schedulers_take_what_we_say(deepspeed: ModuleType) -> No
     assert params["muon"] - by_engine == halves
     assert set(DEEPSPEED_OPTIMIZERS) == params.keys() | optimization.MUP_OPTIMIZERS
     in_torch = {name for name, made in vars(torch.optim).items() if isinstance(made, type)} - {"Optimizer"}
-    assert {name for name in in_torch if name.lower() not in params} == optimization.TORCH_OPTIMIZERS
+    assert {name for name in in_torch if name.lower() not in params} == torch_classes.TORCH_OPTIMIZERS.keys()
+    for name, known in torch_classes.TORCH_OPTIMIZERS.items():
+        assert takes(getattr(torch.optim, name)) == known
     assert set(lr_schedules.VALID_LR_SCHEDULES) == optimization.SCHEDULER_PARAMS.keys()
     for name, known in optimization.SCHEDULER_PARAMS.items():
         made = getattr(lr_schedules, name)
@@ -257,8 +260,12 @@ def test_optimizers_and_schedulers_take_what_we_say(deepspeed: ModuleType) -> No
         signature = inspect.signature(made.__init__).parameters.values()
         needed = tuple(each.name for each in signature if each.default is each.empty)[2:]
         assert needed == optimization.NEEDED_SCHEDULER_PARAMS.get(name, ())
-    for name in optimization.TORCH_SCHEDULERS:
-        assert hasattr(torch.optim.lr_scheduler, name)
+    for name, known in torch_classes.TORCH_SCHEDULERS.items():
+        made = getattr(torch.optim.lr_scheduler, name)
+        assert takes(made) == known
+        signature = inspect.signature(made.__init__).parameters.values()
+        needed = tuple(each.name for each in signature if each.default is each.empty)[2:]
+        assert needed == torch_classes.NEEDED_TORCH_PARAMS.get(name, ())
 
 
 def test_checkpoint_choices_are_deepspeeds() -> None:

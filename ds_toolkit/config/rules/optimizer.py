@@ -11,9 +11,9 @@ from ds_toolkit.config.schema.optimization import (
     MUP_OPTIMIZERS,
     OPTIMIZER_PARAMS,
     REMOVED_OPTIMIZERS,
-    TORCH_OPTIMIZERS,
     ZERO_OPTIMIZERS,
 )
+from ds_toolkit.config.schema.torch_classes import TORCH_OPTIMIZERS
 from ds_toolkit.config.subject import Config, is_true, json_pointer
 from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
@@ -73,11 +73,14 @@ def unknown_optimizer_param(config: Config) -> Iterator[Problem]:
 
     Bad:
         {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weigth_decay": 0.1}}}
+    Bad:
+        {"train_batch_size": 8, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentm": 0.9}}}
     Good:
         {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.1}}}
     """
     optimizer = config.section("optimizer")
-    known = OPTIMIZER_PARAMS.get(str(optimizer.get("type")).lower())
+    name = str(optimizer.get("type"))
+    known = OPTIMIZER_PARAMS.get(name.lower()) or TORCH_OPTIMIZERS.get(name)
     if known is None:
         return
     for key in config.section("optimizer", "params"):
@@ -108,7 +111,7 @@ def max_grad_norm(config: Config) -> Iterator[Problem]:
 
 @rule("DS115", "no-learning-rate", Severity.WARNING)
 def no_learning_rate(config: Config) -> Iterator[Problem]:
-    """The optimizer has no `lr`, and the default of its class holds: 0.001 for Adam, 0.0001 for Lion.
+    """The optimizer has no `lr`, and the default of its class holds: 0.001 for Adam, AdamW and Lion.
 
     Bad:
         {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"weight_decay": 0.1}}}

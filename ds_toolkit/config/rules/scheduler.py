@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
+from ds_toolkit.config.members import as_number, shown
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema.optimization import (
     NEEDED_SCHEDULER_PARAMS,
     SCHEDULER_PARAMS,
-    TORCH_SCHEDULERS,
 )
+from ds_toolkit.config.schema.torch_classes import NEEDED_TORCH_PARAMS, TORCH_SCHEDULERS
 from ds_toolkit.config.subject import Config, json_pointer, whole_number
-from ds_toolkit.findings import Severity
+from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
 
 _TYPE = json_pointer("scheduler", "type")
@@ -61,7 +62,7 @@ def unknown_scheduler_param(config: Config) -> Iterator[Problem]:
          "warmup_num_steps": 100}}}
     """
     name = config.section("scheduler").get("type")
-    known = SCHEDULER_PARAMS.get(name) if isinstance(name, str) else None
+    known = {**SCHEDULER_PARAMS, **TORCH_SCHEDULERS}.get(name) if isinstance(name, str) else None
     for key in config.section("scheduler", "params") if known else ():
         if known and key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -75,6 +76,8 @@ def missing_scheduler_param(config: Config) -> Iterator[Problem]:
 
     Bad:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100}}}
+    Bad:
+        {"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"gamma": 0.5}}}
     Good:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000,
          "warmup_num_steps": 100}}}
@@ -82,7 +85,7 @@ def missing_scheduler_param(config: Config) -> Iterator[Problem]:
     scheduler, params = config.section("scheduler"), config.section("scheduler", "params")
     if not isinstance(scheduler.get("params"), dict):
         return
-    for key in NEEDED_SCHEDULER_PARAMS.get(str(scheduler.get("type")), ()):
+    for key in {**NEEDED_SCHEDULER_PARAMS, **NEEDED_TORCH_PARAMS}.get(str(scheduler.get("type")), ()):
         if key not in params:
             yield Problem("/scheduler/params", f"`{scheduler['type']}` needs `{key}`", f'add "{key}"')
 
@@ -122,7 +125,10 @@ def no_warmup_steps(config: Config) -> Iterator[Problem]:
     takes_it = "warmup_num_steps" in SCHEDULER_PARAMS.get(name, ())
     if takes_it and steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         pointer = json_pointer("scheduler", "params", "warmup_num_steps")
-        yield Problem(pointer, f"`warmup_num_steps` cannot be {steps}", "write 1 or more")
+        number = whole_number(as_number(steps) if isinstance(steps, str) else steps)
+        edit = Edit(pointer, value=number) if number is not None and number >= 1 else None
+        message = f"`warmup_num_steps` cannot be {shown(steps)}"
+        yield Problem(pointer, message, "write 1 or more" if edit is None else f"write {number}", edit)
 
 
 @rule("DS127", "unknown-warmup-type", Severity.WARNING)

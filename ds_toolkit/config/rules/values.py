@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-from ds_toolkit.config.members import Fault, Member, as_number
+from ds_toolkit.config.members import Fault, Member, as_number, shown
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema import DsConfig
 from ds_toolkit.config.subject import Config, json_pointer
@@ -30,7 +29,7 @@ def wrong_type(config: Config) -> Iterator[Problem]:
     """
     for member, fault, expected in config.faults:
         if fault is Fault.TYPE and not _has_its_own_rule(member):
-            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            message = f"`{member.key}` cannot be {shown(member.value)}"
             yield Problem(json_pointer(*member.path), message, f"expected: {expected}")
 
 
@@ -51,7 +50,7 @@ def number_as_string(config: Config) -> Iterator[Problem]:
         if fault is Fault.NUMBER_AS_STRING and not _has_its_own_rule(member):
             number = as_number(str(member.value))
             edit = Edit(json_pointer(*member.path), value=number)
-            message = f"`{member.key}` is the text {_shown(member.value)}, not a number"
+            message = f"`{member.key}` is the text {shown(member.value)}, not a number"
             yield Problem(json_pointer(*member.path), message, f"write {number}", edit)
 
 
@@ -86,7 +85,7 @@ def boolean_as_string(config: Config) -> Iterator[Problem]:
         if fault is Fault.BOOLEAN_AS_STRING:
             value = str(member.value).lower() == "true"
             edit = Edit(json_pointer(*member.path), value=value)
-            message = f"`{member.key}` is the text {_shown(member.value)}, which counts as true"
+            message = f"`{member.key}` is the text {shown(member.value)}, which counts as true"
             yield Problem(json_pointer(*member.path), message, f"write {str(value).lower()}", edit)
 
 
@@ -106,7 +105,7 @@ def out_of_range(config: Config) -> Iterator[Problem]:
     """
     for member, fault, expected in config.faults:
         if fault is Fault.RANGE and not _has_its_own_rule(member):
-            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            message = f"`{member.key}` cannot be {shown(member.value)}"
             yield Problem(json_pointer(*member.path), message, f"expected: {expected}")
 
 
@@ -123,7 +122,7 @@ def no_such_choice(config: Config) -> Iterator[Problem]:
     """
     for member, fault, expected in config.faults:
         if fault is Fault.CHOICE:
-            message = f"`{member.key}` cannot be {_shown(member.value)}"
+            message = f"`{member.key}` cannot be {shown(member.value)}"
             yield Problem(json_pointer(*member.path), message, f"write one of {expected}")
 
 
@@ -179,11 +178,3 @@ def _has_its_own_rule(member: Member) -> bool:
     )
     number = isinstance(member.value, int | float) and not isinstance(member.value, bool)
     return batch and number and member.value < 1  # type: ignore[operator]
-
-
-def _shown(value: object) -> str:
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -78,22 +78,6 @@ OPTIMIZER_PARAMS: dict[str, frozenset[str]] = {
 }
 # These come from the package mup, whose arguments are not DeepSpeed's business.
 MUP_OPTIMIZERS = frozenset({"muadam", "muadamw", "musgd"})
-# Everything else is looked up in torch.optim by its exact name.
-TORCH_OPTIMIZERS = frozenset(
-    {
-        "ASGD",
-        "Adadelta",
-        "Adafactor",
-        "Adamax",
-        "LBFGS",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-        "SparseAdam",
-    }
-)
 REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 # With ZeRO, others are refused unless zero_allow_untested_optimizer is true.
 ZERO_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon"})
@@ -135,21 +119,3 @@ NEEDED_SCHEDULER_PARAMS: dict[str, tuple[str, ...]] = {
     "WarmupDecayLR": ("total_num_steps",),
     "WarmupCosineLR": ("total_num_steps",),
 }
-# Not among DeepSpeed's own, a name is looked up in torch.optim.lr_scheduler.
-TORCH_SCHEDULERS = frozenset(
-    {
-        "ConstantLR",
-        "CosineAnnealingLR",
-        "CosineAnnealingWarmRestarts",
-        "CyclicLR",
-        "ExponentialLR",
-        "LambdaLR",
-        "LinearLR",
-        "MultiStepLR",
-        "MultiplicativeLR",
-        "OneCycleLR",
-        "PolynomialLR",
-        "ReduceLROnPlateau",
-        "StepLR",
-    }
-)
