@@ -5,6 +5,16 @@ from __future__ import annotations
 import os
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with everything escaped that a terminal would obey, or could not show; `keep` stays.
+
+    Names of files and keys may hold line ends, escape sequences and half characters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() or mark in keep else repr(mark)[1:-1] for mark in text)
+
+
 class ToolkitError(Exception):
     """A failure that a person can act on.
 
@@ -46,10 +56,14 @@ class ToolkitError(Exception):
         return (ToolkitError.from_dict, (self.as_dict(),))
 
     def __str__(self) -> str:
-        parts = [self.what]
+        parts = [printable(self.what)]
         parts += [
-            f"  {name + ':':<7}{_indented(value)}"
-            for name, value in (("where", self.where), ("why", self.why), ("fix", self.fix))
+            f"  {name + ':':<7}{_indented(printable(value, keep))}"
+            for name, value, keep in (
+                ("where", self.where, ""),
+                ("why", self.why, "\n\t"),
+                ("fix", self.fix, "\n\t"),
+            )
             if value
         ]
         return "\n".join(parts)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ds_toolkit.errors import printable
+
 
 class Severity(str, Enum):
     """How bad a finding is; only an `ERROR` makes the thing that was looked at unusable."""
@@ -26,7 +28,7 @@ class Where:
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        return " ".join(part for part in (place, self.pointer) if part)
+        return printable(" ".join(part for part in (place, self.pointer) if part))
 
 
 class _Unchanged(Enum):

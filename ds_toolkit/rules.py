@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ds_toolkit.errors import printable
 from ds_toolkit.findings import Edit, Finding, Severity, Where
 
 Subject = TypeVar("Subject")
@@ -121,20 +122,12 @@ class Registry(Generic[Subject]):
             Finding(
                 rule.code,
                 problem.severity or rule.severity,
-                _in_one_line(problem.message),
+                # Messages quote keys and values, which may hold anything.
+                printable(problem.message),
                 where(problem.pointer),
-                None if problem.fix is None else _in_one_line(problem.fix),
+                None if problem.fix is None else printable(problem.fix),
                 problem.edit,
             )
             for rule in self
             for problem in rule.check(subject)
         ]
-
-
-def _in_one_line(text: str) -> str:
-    # Messages quote keys and values, which may hold anything.
-    return (
-        text
-        if text.isprintable()
-        else "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
-    )

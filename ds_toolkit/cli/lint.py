@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FINDINGS = 1
 FAILURE = 2
+_MAX_ROUNDS = 10
 
 
 class FailOn(str, Enum):
@@ -110,7 +111,7 @@ def _lint_one(read: Input, options: Options) -> list[Finding]:
         document = read_config_text(read.text, read.name)
         found = _lint_config(document, options)
         if options.fix:
-            found = _lint_config(_mended(document, found, read.path, options.form), options)
+            found = _lint_config(_mended(document, found, read.path, options), options)
     return [finding for finding in found if finding.code not in options.ignored]
 
 
@@ -128,7 +129,7 @@ def _lint_config(document: Document, options: Options) -> list[Finding]:
     return [finding for finding in found if finding.code not in options.ignored]
 
 
-def _mended(document: Document, findings: list[Finding], path: Path | None, form: Format) -> Document:
+def _mended(document: Document, findings: list[Finding], path: Path | None, options: Options) -> Document:
     from ds_toolkit.config.fixes import apply_fixes
     from ds_toolkit.errors import ToolkitError
     from ds_toolkit.files import write_in_place
@@ -138,7 +139,12 @@ def _mended(document: Document, findings: list[Finding], path: Path | None, form
     fixed, mended = apply_fixes(document, findings)
     if not mended:
         return document
-    _show_changes(document.text, fixed.text, str(path), to_stderr=form is not Format.TEXT)
+    # What was mended may uncover what can be mended too: a second call should have nothing to do.
+    for _ in range(_MAX_ROUNDS):
+        fixed, mended = apply_fixes(fixed, _lint_config(fixed, options))
+        if not mended:
+            break
+    _show_changes(document.text, fixed.text, str(path), to_stderr=options.form is not Format.TEXT)
     try:
         write_in_place(path, fixed.text.encode())
     except OSError as error:
@@ -152,6 +158,7 @@ def _show_changes(before: str, after: str, name: str, *, to_stderr: bool) -> Non
     from rich.text import Text
 
     from ds_toolkit.cli.output import console, error_console
+    from ds_toolkit.errors import printable
 
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), f"{name} (before)", f"{name} (after)", lineterm=""
@@ -159,6 +166,7 @@ def _show_changes(before: str, after: str, name: str, *, to_stderr: bool) -> Non
     styles = {"+": "green", "-": "red", "@": "cyan"}
     out = error_console() if to_stderr else console()
     for line in lines:
+        line = printable(line, "\t")
         out.print(Text(line, style=styles.get(line[:1], "")))
 
 

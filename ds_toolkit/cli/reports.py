@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
-from ds_toolkit.errors import ToolkitError
+from ds_toolkit.errors import ToolkitError, printable
 from ds_toolkit.findings import Finding, Severity
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
@@ -132,13 +132,18 @@ def _sarif_locations(
 ) -> list[dict[str, object]]:
     if file is None:
         return []
-    physical: dict[str, object] = {"artifactLocation": {"uri": quote(file.replace("\\", "/"), safe="/")}}
+    physical: dict[str, object] = {"artifactLocation": {"uri": _uri(file)}}
     if line is not None:
         physical["region"] = {"startLine": line, **({"startColumn": column} if column is not None else {})}
     location: dict[str, object] = {"physicalLocation": physical}
     if pointer is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": pointer, "kind": "member"}]
     return [location]
+
+
+def _uri(file: str) -> str:
+    # A name that is no UTF-8 comes from the system with its odd bytes as half characters.
+    return quote(file.replace("\\", "/").encode(errors="surrogateescape"), safe="/")
 
 
 def _annotation(finding: Finding) -> str:
@@ -168,7 +173,7 @@ def _github_command(
 
 
 def _github_escaped(text: str, *, in_property: bool) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    text = printable(text, "\r\n").replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else text
 
 

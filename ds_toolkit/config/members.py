@@ -148,6 +148,9 @@ def _fault(value: object, errors: list[Any]) -> tuple[Fault, str]:
         if choices is not None:
             return Fault.CHOICE, choices
     if kinds & _RANGE_ERRORS:
+        if kinds <= _RANGE_ERRORS:
+            # Of several ranges any would do.
+            says = " or ".join(error["msg"].removeprefix("Input should be ") for error in errors)
         return Fault.RANGE, says
     if isinstance(value, float) and number_expected and math.isfinite(value):
         return Fault.FRACTION, "a whole number"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hjson
-from hjson.decoder import HjsonDecoder, JSONArray, JSONObject, make_scanner
+from hjson.decoder import HjsonDecoder, JSONArray, JSONObject, make_scanner, scantfnns
 
 from ds_toolkit.config.subject import json_pointer
 from ds_toolkit.errors import ToolkitError
@@ -131,6 +131,13 @@ def read_config_text(text: str, file: str | None = None) -> Document:
     try:
         data = decoder.decode(text)
     except hjson.HjsonDecodeError as error:
+        if decoder.swallowed is not None:
+            offset, word = decoder.swallowed
+            first = re.split(r"[\s,}\]]", word, maxsplit=1)[0]
+            fix = {"True": "write true", "False": "write false", "None": "write null"}.get(first)
+            why = f"HJSON ends it at the end of the line, so this one is `{_shortened(word)}`"
+            fix = fix or f'put quotes around it: "{_shortened(first)}"'
+            raise refuse("a text without quotes takes the rest of its line", offset, why, fix) from error
         found = repr(text[error.pos : error.pos + 1]) if error.pos < len(text) else "the end of the text"
         why = f"{error.msg.replace('%r', found)}; found {found}"
         raise refuse("this is neither JSON nor HJSON", error.pos, why, None) from error
@@ -155,6 +162,8 @@ class _PositionDecoder(HjsonDecoder):  # type: ignore[misc]  # hjson ships no ty
         # Keyed by the id of the object or list; it stays valid, since each is a part of the result.
         self._members: dict[int, dict[str | int, Span]] = {}
         self._repeated: dict[int, list[tuple[str, int]]] = {}
+        # The first text without quotes that took a closing bracket with it, and its place.
+        self.swallowed: tuple[int, str] | None = None
 
         def object_with_places(state: Any, encoding: Any, strict: Any, scan: Any, *rest: Any) -> Any:
             values: list[tuple[int, int]] = []
@@ -182,7 +191,14 @@ class _PositionDecoder(HjsonDecoder):  # type: ignore[misc]  # hjson ships no ty
             }
             return items, end
 
+        def word_with_place(context: Any, text: str, offset: int) -> Any:
+            value, end = scantfnns(context, text, offset)
+            if self.swallowed is None and isinstance(value, str) and ("}" in value or "]" in value):
+                self.swallowed = offset, value
+            return value, end
+
         self.parse_object, self.parse_array = object_with_places, array_with_places
+        self.parse_tfnns = word_with_place
         self.scan_once, self.scan_object_once = make_scanner(self)
 
     def places_of(self, data: object) -> tuple[dict[str, Span], list[tuple[str, int]]]:
@@ -220,7 +236,11 @@ def _key_offset(text: str, key: str, value_offset: int) -> int:
     bare = text.rfind(key, 0, value_offset)
     if bare < 0:
         return value_offset
-    return quoted if quoted == bare - 1 else bare
+    return quoted if 0 <= quoted == bare - 1 else bare
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:

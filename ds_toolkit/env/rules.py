@@ -89,7 +89,8 @@ def value_for_a_shell(target: EnvTarget) -> Iterator[Problem]:
 
     The launcher puts double quotes around such a value and escapes nothing. Quotes of one's own then end it
     early, `$` is expanded on the remote host, and under MPI and Slurm the quotes become part of the value.
-    Under pdsh blanks alone do no harm, but a `# note` behind the value becomes part of it.
+    Inside the quotes a `~` stays as it is: no shell puts the home in its place. Under pdsh blanks alone do
+    no harm, but a `# note` behind the value becomes part of it.
 
     Bad:
         NCCL_SOCKET_IFNAME="eth0"
@@ -109,7 +110,12 @@ def value_for_a_shell(target: EnvTarget) -> Iterator[Problem]:
             continue
         shell = target.launcher is not None and target.launcher.has_a_shell
         changed = any(mark in line.value for mark in "\"'$`\\~") or " #" in line.value
-        if not shell or changed:
+        # Quoted by the launcher, a ~ is not expanded on the other side, and nothing else happens to it.
+        only_tilde = SAFE_VALUE.fullmatch(line.value.replace("~", ""))
+        if shell and only_tilde:
+            message = f"`{line.value}` reaches the ranks with the `~` as it is"
+            yield Problem(at_value(line), message, "write the whole path")
+        elif not shell or changed:
             message = f"`{line.value}` reaches the ranks changed"
             yield Problem(at_value(line), message, "write the value itself: no quotes, blanks or $")
 

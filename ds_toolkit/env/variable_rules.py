@@ -127,7 +127,7 @@ def infiniband_left_unused(target: EnvTarget) -> Iterator[Problem]:
 def interface_that_leads_nowhere(target: EnvTarget) -> Iterator[Problem]:
     """The interface leads to no other host: loopback, or a bridge of containers or virtual machines.
 
-    A leading `^` leaves interfaces out, and is fine.
+    A leading `^` leaves all interfaces of the list out, and is fine.
 
     Bad:
         NCCL_SOCKET_IFNAME=docker0
@@ -135,9 +135,11 @@ def interface_that_leads_nowhere(target: EnvTarget) -> Iterator[Problem]:
         GLOO_SOCKET_IFNAME=lo
     Good:
         NCCL_SOCKET_IFNAME=eth0
+    Good (launcher=pdsh):
+        NCCL_SOCKET_IFNAME=^lo,docker0
     """
     for line in target.settings:
-        if line.key in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if line.key in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and not line.value.startswith("^"):
             for name in line.value.split(","):
                 if _LEADS_NOWHERE.fullmatch(name):
                     message = f"`{name}` leads to no other host"

@@ -340,3 +340,44 @@ def test_codes_and_names_of_all_rooms_are_their_own() -> None:
     rules = all_rules()
     assert len(rules) > 100
     assert len({rule.name for rule in rules.values()}) == len(rules)
+
+
+HOSTILE = '{"train_batch_size": 8, "\\ud800": 1, "a\\n::error::b\\u001b[31m": 1}'
+
+
+@pytest.mark.parametrize("form", ["text", "github", "json", "sarif"])
+@pytest.mark.parametrize("name", ["c\n::error::\x1b[31m.json", "c\udcff.json"])
+def test_no_name_or_key_speaks_to_the_terminal(ds_toolkit: Command, form: str, name: str) -> None:
+    Path(name).write_text(HOSTILE)
+    code, out, err = ds_toolkit("lint", name, "missing\n::error::\x1b.json", "--format", form)
+    assert code == 2
+    for stream in (out, err):
+        assert "\x1b" not in stream
+        assert "\n::error::" not in stream
+        stream.encode()
+
+
+def test_the_shown_changes_are_escaped_too(ds_toolkit: Command) -> None:
+    name = "c\x1b\udcff.json"
+    Path(name).write_text('{"train_batch_size": "8"} // \x1b[31m\n')
+    _, out, _ = ds_toolkit("lint", name, "--fix")
+    assert '+{"train_batch_size": 8} // \\x1b[31m' in out
+    assert "\x1b" not in out
+
+
+def test_github_annotations_of_odd_errors_stay_one_line(ds_toolkit: Command) -> None:
+    _, out, _ = ds_toolkit("lint", "m\n::error::.json", "--format", "github")
+    assert len(out.splitlines()) == 1
+
+
+def test_fixing_twice_changes_nothing_the_second_time(ds_toolkit: Command) -> None:
+    # The key is moved first, and what is wrong with its value is seen only then.
+    text = '{"train_batch_size": 8, "partition_activations": "false"}'
+    Path("twice.json").write_text(text)
+    out = ds_toolkit("lint", "twice.json", "--fix")[1]
+    assert out.count("twice.json (before)") == 1
+    first = Path("twice.json").read_text()
+    assert first != text
+    out = ds_toolkit("lint", "twice.json", "--fix")[1]
+    assert "(before)" not in out
+    assert Path("twice.json").read_text() == first

@@ -133,3 +133,45 @@ def test_the_accumulation_that_comes_nearest_is_named() -> None:
 @pytest.mark.parametrize("key", ["model_parallel_size", "data_path"])
 def test_keys_that_only_look_alike_are_no_slips(key: str) -> None:
     assert codes({**BATCH, key: 1}) == [("DS002", f"/{key}")]
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size"),
+    [
+        ({"log_level": "INFO"}, None),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 0}}, 8),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}, 1),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 16}}, 8),
+        ({"steps_per_print": -1}, None),
+        ({"checkpoint": {"tag_validation": "wArN"}}, None),
+    ],
+)
+def test_what_runs_is_no_error(config: dict[str, object], world_size: int | None) -> None:
+    assert codes({**BATCH, **config}, world_size) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "fix"),
+    [
+        ({"micro_batch_size": 1}, "DS005", "write `train_micro_batch_size_per_gpu`"),
+        ({"batch_size": 1}, "DS005", "write `train_batch_size`"),
+        ({"train_batch": 1}, "DS005", "write `train_batch_size`"),
+        ({"num_workers": 1}, "DS002", "remove it, or call it `x-num_workers`"),
+        ({"max_tokens": 1}, "DS002", "remove it, or call it `x-max_tokens`"),
+        ({"find_unused_parameter": True}, "DS020", "remove it: `zero_optimization."),
+        ({"steps_per_print": 0}, "DS017", "expected: greater than or equal to 1 or less than or equal to -1"),
+        ({"gradient_clipping": "1_0"}, "DS013", "expected: "),
+    ],
+)
+def test_advice_is_about_what_was_meant(config: dict[str, object], code: str, fix: str) -> None:
+    (finding,) = lint({**BATCH, **config})
+    assert finding.code == code
+    assert (finding.fix or "").startswith(fix)
+    assert finding.edit is None
+
+
+def test_the_old_name_of_a_thread_count_is_a_warning() -> None:
+    nvme = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}
+    (finding,) = lint({**BATCH, "aio": {"thread_count": 1}, "zero_optimization": nvme})
+    assert (finding.code, finding.severity.value) == ("DS011", "warning")
+    assert finding.fix == "write `intra_op_parallelism`"

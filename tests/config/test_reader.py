@@ -168,3 +168,39 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     where = read_config(tmp_path / "c.json").where("/a")
     assert (where.line, where.column) == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2", "a: 'x'", "enabled: true\nfp16: {enabled: true}"])
+def test_keys_without_braces_begin_where_they_stand(text: str) -> None:
+    document = read_config_text(text)
+    where = document.where(json_pointer(next(iter(document.data))))
+    assert (where.line, where.column) == (1, 1)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text(alphabet="{}[]:,\"'/*#\n ab1.-t", max_size=30))
+def test_every_place_is_in_the_text(text: str) -> None:
+    with contextlib.suppress(ToolkitError):
+        document = read_config_text(text)
+        lines = text.split("\n")
+        for pointer in document.spans:
+            where = document.where(pointer)
+            assert 1 <= (where.line or 0) <= len(lines)
+            assert 1 <= (where.column or 0) <= len(lines[(where.line or 0) - 1]) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "fix"),
+    [
+        ('{"offload_param": { device: cpu, pin_memory: true } }', "1:29", 'put quotes around it: "cpu"'),
+        ('{"fp16": {"enabled": True}}', "1:22", "write true"),
+        ('{"fp16": {"enabled": False}, "a": 1}\n', "1:22", "write false"),
+        ('{\n "a": None}', "2:7", "write null"),
+        ('{"a": [cpu, gpu]}', "1:8", 'put quotes around it: "cpu"'),
+    ],
+)
+def test_a_text_that_takes_closing_brackets_is_what_is_pointed_at(text: str, place: str, fix: str) -> None:
+    with pytest.raises(ToolkitError, match="takes the rest of its line") as caught:
+        read_config_text(text, "f.json")
+    assert caught.value.where == f"f.json:{place}"
+    assert caught.value.fix == fix

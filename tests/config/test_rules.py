@@ -18,7 +18,7 @@ from ds_toolkit.rules import Example, Rule
 
 FAMILIES = {
     **dict.fromkeys(("keys", "sections", "spelling", "values"), "0"),
-    **dict.fromkeys(("batch", "optimizer", "scheduler"), "1"),
+    **dict.fromkeys(("batch", "optimizer", "params", "scheduler"), "1"),
     "zero": "2",
     "precision": "3",
     "offload": "4",

@@ -36,6 +36,8 @@ def test_every_key_has_a_description_and_every_simple_one_a_default() -> None:
         {"zero_optimization": {"stage": 3, "max_live_parameters": 5, "offload_param": {"device": "cpu"}}},
         {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "checkpoint": {"tag_validation": "Warn"}},
         {"ds_toolkit": {"save_every": 50, "keep_last": 2}},
+        {"zero_optimization": True, "checkpoint": {"tag_validation": "wArN"}, "log_level": "INFO"},
+        {"log_level": "Info", "steps_per_print": -1},
         {"tensor_parallel": {"autotp_size": 2, "tp": {"tp_size": 1}}},
     ],
 )
@@ -53,6 +55,9 @@ def test_good_configurations_are_valid(config: dict[str, Any]) -> None:
         ({"fp16": {"enabled": 3}}, "$.fp16.enabled"),
         ({"gradient_accumulation_steps": "8"}, "$.gradient_accumulation_steps"),
         ({"ds_toolkit": {"save_evry": 1}}, "$.ds_toolkit"),
+        ({"log_level": "loud"}, "$.log_level"),
+        ({"steps_per_print": 0}, "$.steps_per_print"),
+        ({"checkpoint": {"tag_validation": "warning"}}, "$.checkpoint.tag_validation"),
         ({"tensor_parallel": {"dtype": "bf16"}}, "$.tensor_parallel.dtype"),
         ({"fp16": {"_note": "ours"}}, "$.fp16"),
     ],

@@ -50,3 +50,18 @@ def test_codes_are_those_of_the_family() -> None:
 def test_a_finding_about_a_value_points_at_it() -> None:
     (finding,) = rules.lint_env(parse_env_text("A=1\nNCCL_DEBUG =  INFO\n", "env"))
     assert str(finding.where) == "env:2:15"
+
+
+def test_a_tilde_arrives_as_it_is_where_the_launcher_quotes_it_for_a_shell() -> None:
+    env_file = parse_env_text("HF_HOME=~/cache\n", "env")
+    (finding,) = rules.lint_env(env_file, launcher=Launcher.PDSH)
+    assert finding.message == "`~/cache` reaches the ranks with the `~` as it is"
+    (finding,) = rules.lint_env(env_file, launcher=Launcher.SLURM)
+    assert finding.message == "`~/cache` reaches the ranks changed"
+
+
+@pytest.mark.parametrize(("value", "fires"), [("^lo,docker0", False), ("^docker", False), ("eth0,lo", True)])
+def test_a_list_that_leaves_interfaces_out_names_none(value: str, fires: bool) -> None:
+    env_file = parse_env_text(f"NCCL_SOCKET_IFNAME={value}\n", "env")
+    codes = {finding.code for finding in rules.lint_env(env_file, launcher=Launcher.PDSH)}
+    assert codes == ({"DS727"} if fires else set())

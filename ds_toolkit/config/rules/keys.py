@@ -17,6 +17,7 @@ from ds_toolkit.config.schema import (
     DsConfig,
     Section,
 )
+from ds_toolkit.config.schema.removed import GENERAL_NAMES, OLD_AND_IGNORED
 from ds_toolkit.config.subject import Config, json_pointer
 from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
@@ -73,7 +74,7 @@ def unknown_key(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "x-experiment": "second try", "_note": "ours", "$schema": "x.json"}
     """
     for key in _unknown_keys(config):
-        if not _nearest(key, TOP_LEVEL_KEYS) and not _elsewhere(key) and key not in _DDP_ARGUMENTS:
+        if not _nearest(key, TOP_LEVEL_KEYS) and not _elsewhere(key) and not _nearest(key, _DDP_ARGUMENTS):
             message = f"DeepSpeed does not know `{key}` and ignores it"
             yield Problem(json_pointer(key), message, f"remove it, or call it `x-{key}`")
 
@@ -159,7 +160,8 @@ def ignored_section_key(config: Config) -> Iterator[Problem]:
     """
     for member in config.members:
         nested = len(member.path) > 1
-        if member.known is None and nested and member.section.read_raw and not member.is_private:
+        old = member.path in OLD_AND_IGNORED
+        if member.known is None and nested and member.section.read_raw and not member.is_private and not old:
             yield _stray(config, member, "ignores")
 
 
@@ -193,9 +195,10 @@ def argument_of_ddp(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "zero_optimization": {"stage": 2, "ignore_unused_parameters": true}}
     """
     for key in _unknown_keys(config):
-        if key in _DDP_ARGUMENTS:
-            message = f"`{key}` is an argument of DistributedDataParallel, and DeepSpeed ignores it"
-            yield Problem(json_pointer(key), message, _DDP_ARGUMENTS[key])
+        meant = _nearest(key, _DDP_ARGUMENTS)
+        if meant and not _nearest(key, TOP_LEVEL_KEYS) and not _elsewhere(key):
+            message = f"`{meant}` is an argument of DistributedDataParallel, and DeepSpeed ignores it"
+            yield Problem(json_pointer(key), message, _DDP_ARGUMENTS[meant])
 
 
 def _stray(config: Config, member: Member, verb: str) -> Problem:
@@ -247,7 +250,7 @@ def _places() -> dict[str, str]:
 
 def _elsewhere(key: str) -> str | None:
     # Names as general as `type` or `enabled` say nothing about where they belong.
-    place = _places().get(key)
+    place = _places().get(key) if key not in GENERAL_NAMES else None
     return place if place is not None and (len(key) >= 8 or key in RELOCATED_KEYS or key == "stage") else None
 
 

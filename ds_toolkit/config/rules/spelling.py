@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ds_toolkit.config.members import Member
 from ds_toolkit.config.rules.registry import rule
+from ds_toolkit.config.schema.removed import OLD_AND_IGNORED
 from ds_toolkit.config.subject import Config, is_true, json_pointer
 from ds_toolkit.findings import UNCHANGED, Edit, Severity
 from ds_toolkit.rules import Problem
@@ -50,7 +51,8 @@ def deprecated_key(config: Config) -> Iterator[Problem]:
     """A key has a new name; DeepSpeed still reads the old one.
 
     `cpu_offload: true` is now `offload_optimizer: {"device": "cpu"}`, `zero_optimization: true` is now
-    `{"stage": 1}`. `cpu_offload_use_pin_memory` has no effect any more.
+    `{"stage": 1}`. `cpu_offload_use_pin_memory` has no effect any more, and neither has `thread_count` of
+    `aio`, which is now `intra_op_parallelism`.
 
     Bad:
         {"train_batch_size": 8, "bfloat16": {"enabled": true}}
@@ -58,6 +60,9 @@ def deprecated_key(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "zero_optimization": true}
     Bad:
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "cpu_offload_param": true}}
+    Bad:
+        {"train_batch_size": 8, "aio": {"thread_count": 2},
+         "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}}
     Good:
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
     """
@@ -65,6 +70,9 @@ def deprecated_key(config: Config) -> Iterator[Problem]:
         new = _RENAMED.get(member.path)
         if new is not None and new not in config.section(*member.path[:-1]):
             yield _renamed(member, new)
+        elif member.path in OLD_AND_IGNORED:
+            fix = f"write `{OLD_AND_IGNORED[member.path]}`"
+            yield Problem(json_pointer(*member.path), f"`{member.key}` has no effect any more", fix)
         elif member.path == _PIN_MEMORY:
             fix = "write `pin_memory` inside the offload section"
             yield Problem(json_pointer(*member.path), f"`{member.key}` has no effect any more", fix)

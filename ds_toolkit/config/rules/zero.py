@@ -147,24 +147,22 @@ def no_gradient_norm(config: Config) -> Iterator[Problem]:
 
 @rule("DS206", "partition-does-not-divide", Severity.ERROR)
 def partition_does_not_divide(config: Config) -> Iterator[Problem]:
-    """`zero_hpz_partition_size` does not divide the ranks, or makes no group at all.
+    """`zero_hpz_partition_size` does not divide the ranks.
 
-    It is best the number of GPUs of a node: gathering in backward then stays inside it.
+    It is best the number of GPUs of a node: gathering in backward then stays inside it. 0 and 1 switch it
+    off.
 
     Bad (world_size=12):
         {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
-    Bad:
-        {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 0}}
     Good (world_size=16):
         {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
     """
     size = whole_number(config.zero.get("zero_hpz_partition_size", 1))
     pointer = json_pointer(_ZERO, "zero_hpz_partition_size")
-    if size == 0:
-        yield Problem(pointer, "`zero_hpz_partition_size` cannot be 0", "write 1 to switch it off")
-    elif size is not None and size > 1 and config.zero_stage == 3:
+    if size is not None and size > 1 and config.zero_stage == 3:
         ranks = config.data_parallel_size
-        if ranks is not None and ranks % size:
+        # DeepSpeed makes one group of all ranks where there are fewer.
+        if ranks is not None and ranks % min(size, ranks):
             divisors = ", ".join(str(part) for part in range(2, ranks + 1) if ranks % part == 0)
             fix = f"write one of {divisors}" if divisors else "remove it"
             yield Problem(pointer, f"`zero_hpz_partition_size` {size} does not divide {ranks} ranks", fix)

@@ -11,6 +11,7 @@ from ds_toolkit.config.guard_settings import SECTION, GuardSettings
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.config.schema.section import RawSection, Section
 from ds_toolkit.config.schema.top_level import DsConfig
+from ds_toolkit.config.schema.zero import ZeroOptimization
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # The name that `$schema` of a configuration gives, for a schema that lies beside it.
@@ -37,6 +38,8 @@ def json_schema() -> dict[str, Any]:
         _add_short_names(section, definition)
     guard = GuardSettings.model_json_schema()
     guard["description"] = "Settings of CheckpointGuard; DeepSpeed ignores them."
+    # The oldest spelling, with a boolean, is one that DeepSpeed still reads.
+    definitions[ZeroOptimization.__name__]["type"] = ["object", "boolean"]
     schema["properties"] |= {
         "$schema": {"type": "string", "description": "Where this schema lies; DeepSpeed ignores it."},
         SECTION: guard,

@@ -25,6 +25,10 @@ REMOVED_ZERO_KEYS: dict[str, str] = {
 RELOCATED_KEYS: dict[str, str] = {
     "load_universal_checkpoint": "checkpoint.load_universal",
     "universal_checkpoint": "checkpoint.load_universal",
+    "batch_size": "train_batch_size",
+    "train_batch": "train_batch_size",
+    "global_batch_size": "train_batch_size",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
     "learning_rate": "optimizer.params.lr",
     "lr": "optimizer.params.lr",
     "weight_decay": "optimizer.params.weight_decay",
@@ -33,3 +37,17 @@ RELOCATED_KEYS: dict[str, str] = {
     "warmup_num_steps": "scheduler.params.warmup_num_steps",
     "total_num_steps": "scheduler.params.total_num_steps",
 }
+# Keys of sections whose names are those of many other settings: at the top level they say nothing.
+GENERAL_NAMES = frozenset(
+    {
+        "hidden_size",
+        "max_tokens",
+        "model_type",
+        "num_epochs",
+        "num_layers",
+        "num_params",
+        "num_workers",
+    }
+)
+# What DeepSpeed read once and ignores today, and the key that took its place.
+OLD_AND_IGNORED: dict[tuple[str, ...], str] = {("aio", "thread_count"): "intra_op_parallelism"}

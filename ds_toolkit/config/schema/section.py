@@ -52,6 +52,14 @@ ABSENT: Any = None
 Elements = int
 
 
+def any_case(*choices: str) -> WithJsonSchema:
+    """For editors: the choices to complete, and every other mixture of cases, which DeepSpeed takes too."""
+    patterns = ("".join(f"[{mark.upper()}{mark.lower()}]" for mark in word) for word in choices)
+    spellings = [spelt for word in choices for spelt in (word.title(), word.upper(), word.lower())]
+    pattern = {"type": "string", "pattern": f"^({'|'.join(patterns)})$"}
+    return WithJsonSchema({"anyOf": [{"enum": spellings}, pattern]})
+
+
 def fields_by_key(section: type[Section]) -> dict[str, FieldInfo]:
     """The fields by every name that DeepSpeed takes for them."""
     fields: dict[str, FieldInfo] = {}

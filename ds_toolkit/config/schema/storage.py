@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
-from ds_toolkit.config.schema.section import RawSection
+from ds_toolkit.config.schema.section import RawSection, any_case
 
 
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-def _any_case(*choices: str) -> WithJsonSchema:
-    return WithJsonSchema(
-        {"enum": [spelt for word in choices for spelt in (word.title(), word, word.lower())]}
-    )
-
-
 # DeepSpeed compares these in upper case.
 TagValidation = Annotated[
-    Literal["IGNORE", "WARN", "FAIL"], BeforeValidator(_upper), _any_case("IGNORE", "WARN", "FAIL")
+    Literal["IGNORE", "WARN", "FAIL"], BeforeValidator(_upper), any_case("IGNORE", "WARN", "FAIL")
 ]
 WriterType = Annotated[
-    Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper), _any_case("MOCK", "PYTHON", "FAST")
+    Literal["MOCK", "PYTHON", "FAST"], BeforeValidator(_upper), any_case("MOCK", "PYTHON", "FAST")
 ]
 WriterUnit = Annotated[
     Literal["REPLICA", "SOCKET", "MACHINE"],
     BeforeValidator(_upper),
-    _any_case("REPLICA", "SOCKET", "MACHINE"),
+    any_case("REPLICA", "SOCKET", "MACHINE"),
 ]
 
 

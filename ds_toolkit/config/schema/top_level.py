@@ -26,13 +26,21 @@ from ds_toolkit.config.schema.parallelism import (
     WeightQuantization,
 )
 from ds_toolkit.config.schema.precision import Bf16, CommunicationType, DataTypes, Fp16, TorchAutocast
-from ds_toolkit.config.schema.section import ABSENT, Elements, RawSection
+from ds_toolkit.config.schema.section import ABSENT, Elements, RawSection, any_case
 from ds_toolkit.config.schema.storage import ActivationCheckpointing, Aio, Checkpoint
 from ds_toolkit.config.schema.zero import ZeroOptimization
 
 
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
+
+
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower), any_case(*_LOG_LEVELS)
+]
+# The remainder of a division by it is compared with 0, so that -10 is as good as 10.
+_NotZero = Annotated[int, Field(ge=1)] | Annotated[int, Field(le=-1)]
 
 
 class DsConfig(RawSection):
@@ -133,12 +141,10 @@ class DsConfig(RawSection):
         False, description="The DataStates checkpoint engine; any value but false switches it on."
     )
     aio: Aio | None = Field(default_factory=Aio, description="Asynchronous reads and writes on NVMe.")
-    steps_per_print: int | None = Field(
-        None, ge=1, description="Steps between two lines of progress; none are printed unless set."
+    steps_per_print: _NotZero | None = Field(
+        None, description="Steps between two lines of progress; none are printed unless set."
     )
-    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = Field(
-        None, description="Level of DeepSpeed's logger."
-    )
+    log_level: _LogLevel | None = Field(None, description="Level of DeepSpeed's logger.")
     dump_state: bool = Field(False, description="Whether the engine's state is printed at the start.")
     wall_clock_breakdown: bool = Field(
         False, description="Whether the time of each phase of a step is printed."
