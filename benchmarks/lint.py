@@ -48,16 +48,18 @@ def main() -> int:
         one, many = write_files(folder)
         imports = median_seconds([sys.executable, "-c", "import pydantic, typer, rich"])
         single = median_seconds([sys.executable, "-m", "ds_toolkit", "lint", one])
+        wrong = median_seconds([sys.executable, "-m", "ds_toolkit", "lint", write_wrong(folder)])
         thousand = median_seconds([sys.executable, "-m", "ds_toolkit", "lint", *many])
     rows = [
         ("import pydantic, typer, rich", f"{imports:.3f} s", "1.0", ""),
         ("lint of one file", f"{single:.3f} s", f"{single / imports:.2f}", f"{MAX_RATIO:g}x"),
+        ("lint of one file with findings", f"{wrong:.3f} s", f"{wrong / imports:.2f}", f"{MAX_RATIO:g}x"),
         (f"lint of {NUM_FILES} files", f"{thousand:.2f} s", "", f"{MAX_SECONDS:g} s"),
     ]
     table = as_table(rows)
     print(table)
     append(table)
-    return 0 if single / imports <= MAX_RATIO and thousand < MAX_SECONDS else 1
+    return 0 if max(single, wrong) / imports <= MAX_RATIO and thousand < MAX_SECONDS else 1
 
 
 def write_files(folder: Path) -> tuple[Path, list[Path]]:
@@ -73,6 +75,14 @@ def write_files(folder: Path) -> tuple[Path, list[Path]]:
         path.write_text(json.dumps(changed, indent=2))
         paths.append(path)
     return paths[0], paths
+
+
+def write_wrong(folder: Path) -> Path:
+    """A configuration with a key that is misspelt, one that is unknown and a number in quotes."""
+    path = folder / "wrong.json"
+    wrong = {**CONFIG, "zero_optimisation": {}, "mine": 1, "steps_per_print": "10"}
+    path.write_text(json.dumps(wrong, indent=2))
+    return path
 
 
 def median_seconds(command: list[str | Path]) -> float:

@@ -113,6 +113,9 @@ class Registry(Generic[Subject]):
     def __iter__(self) -> Iterator[Rule[Subject]]:
         return iter(sorted(self._rules.values(), key=lambda rule: rule.code))
 
+    def __contains__(self, code: object) -> bool:
+        return code in self._rules
+
     def __getitem__(self, code: str) -> Rule[Subject]:
         return self._rules[code]
 

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 import sys
 from typing import NoReturn
 
 import typer
 
-from ds_toolkit.cli import consolidate, explain, gen_config, gen_env, gen_launch, lint, plan, schema
 from ds_toolkit.errors import ToolkitError
 
 FAILURE = 2
 
-app = typer.Typer(
-    name="ds-toolkit",
-    help="Configs, checkpoints and failures of DeepSpeed runs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Else "[default: 1]" in a help text would be taken for markup and vanish.
-    rich_markup_mode=None,
-)
-app.command("gen-config")(gen_config.gen_config)
-app.command("gen-env")(gen_env.gen_env)
-app.command("gen-launch")(gen_launch.gen_launch)
-app.add_typer(plan.app, name="plan")
-app.command("lint")(lint.lint)
-app.command("explain")(explain.explain)
-app.command("schema")(schema.schema)
-app.command("consolidate")(consolidate.consolidate)
+# In the order of the help; each is a function, or a table of commands, in a module of this room.
+_COMMANDS = {
+    "gen-config": ("gen_config", "gen_config"),
+    "gen-env": ("gen_env", "gen_env"),
+    "gen-launch": ("gen_launch", "gen_launch"),
+    "plan": ("plan", "app"),
+    "lint": ("lint", "lint"),
+    "explain": ("explain", "explain"),
+    "schema": ("schema", "schema"),
+    "consolidate": ("consolidate", "consolidate"),
+}
 
 
-@app.callback(invoke_without_command=True)
+def make_app(only: str | None = None) -> typer.Typer:
+    """The command with all its commands; `only` leaves the others out, which a run of one has no use for."""
+    app = typer.Typer(
+        name="ds-toolkit",
+        help="Configs, checkpoints and failures of DeepSpeed runs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        # Else "[default: 1]" in a help text would be taken for markup and vanish.
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name, (module, member) in _COMMANDS.items():
+        if only in (None, name):
+            command = getattr(importlib.import_module(f"ds_toolkit.cli.{module}"), member)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name)
+            else:
+                app.command(name)(command)
+    return app
+
+
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from ds_toolkit import __version__
@@ -54,7 +69,8 @@ def run() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        app()
+        first = sys.argv[1] if len(sys.argv) > 1 else None
+        make_app(first if first in _COMMANDS else None)()
     except BaseException as error:
         if stopped_by:
             # Cleaning up may have failed on the way, as torch's does in the middle of a file.

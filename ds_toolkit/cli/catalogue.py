@@ -21,6 +21,13 @@ def rules_of_files() -> dict[str, Rule[Any]]:
     return {rule.code: rule for registry in (CONFIG_RULES, ENV_RULES, HOSTFILE_RULES) for rule in registry}
 
 
+def name_of(code: str) -> str:
+    """The name of a rule that `lint` knows; for one of a configuration, nothing else is imported."""
+    from ds_toolkit.config.rules import RULES as CONFIG_RULES
+
+    return CONFIG_RULES[code].name if code in CONFIG_RULES else rules_of_files()[code].name
+
+
 @functools.cache
 def all_rules() -> dict[str, Rule[Any]]:
     """Every rule that the toolkit has, by its code, in the order of the codes."""

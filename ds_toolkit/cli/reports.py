@@ -147,10 +147,10 @@ def _uri(file: str) -> str:
 
 
 def _annotation(finding: Finding) -> str:
-    from ds_toolkit.cli.catalogue import rules_of_files
+    from ds_toolkit.cli.catalogue import name_of
 
     where = finding.where
-    title = f"{finding.code} {rules_of_files()[finding.code].name}"
+    title = f"{finding.code} {name_of(finding.code)}"
     return _github_command(
         _GITHUB[finding.severity], where.file, where.line, where.column, title, _sentence(finding)
     )
@@ -210,12 +210,12 @@ def _print_text(findings: Sequence[Finding], num_files: int) -> None:
 
 def _block(finding: Finding) -> list[tuple[str, str]]:
     """The lines about one finding, in pieces with a style each."""
-    from ds_toolkit.cli.catalogue import rules_of_files
+    from ds_toolkit.cli.catalogue import name_of
 
     pieces = [
         (f"{finding.where}: ", ""),
         (finding.severity.value, _STYLES[finding.severity]),
-        (f" {finding.code} {rules_of_files()[finding.code].name}\n", "bold"),
+        (f" {finding.code} {name_of(finding.code)}\n", "bold"),
         (f"  {finding.message}", ""),
     ]
     return pieces if finding.fix is None else [*pieces, (f"\n  fix: {finding.fix}", "green")]

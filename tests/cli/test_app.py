@@ -52,10 +52,10 @@ def test_a_stopped_command_leaves_nothing(tmp_path: Path, stop: signal.Signals, 
 
 AS_NOBODY = """
 import contextlib, os, sys
-from ds_toolkit.cli.app import app, run
+from ds_toolkit.cli.app import make_app, run
 with contextlib.suppress(BaseException):
     # Python itself may lie where nobody may look: all modules that will be needed are loaded now.
-    app(["consolidate", "nowhere", "model.bin"])
+    make_app()(["consolidate", "nowhere", "model.bin"])
 os.setuid(65534)
 sys.argv = ["ds-toolkit", *sys.argv[1:]]
 run()
@@ -101,3 +101,27 @@ def test_a_full_standard_output(tmp_path: Path) -> None:
 
 def test_defaults_are_shown_in_the_help() -> None:
     assert "[default:" in jobs.run([*COMMAND, "gen-config", "--help"]).check().output
+
+
+LOADED = """
+import contextlib, sys
+from ds_toolkit.cli.app import run
+with contextlib.suppress(SystemExit):
+    run()
+print(*sys.modules, sep="\\n")
+"""
+
+
+def test_a_run_of_one_command_loads_no_other(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"train_batch_size": 8, "mine": 1}')
+    finished = jobs.run([sys.executable, "-c", LOADED, "lint", tmp_path / "c.json"]).check()
+    assert "unknown-key" in finished.output
+    loaded = set(finished.output.splitlines())
+    assert "ds_toolkit.cli.lint" in loaded
+    assert not loaded & {"ds_toolkit.cli.plan", "ds_toolkit.cli.gen_config", "ds_toolkit.env.rules", "rich"}
+
+
+def test_the_help_names_all_commands() -> None:
+    finished = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
+    for name in ("gen-config", "gen-env", "gen-launch", "plan", "lint", "explain", "schema", "consolidate"):
+        assert f"  {name}" in finished.stdout

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from ds_toolkit.cli.app import app
+from ds_toolkit.cli.app import make_app
 from ds_toolkit.convert import consolidate as room
 from ds_toolkit.convert import copying
 from ds_toolkit.convert.consolidate import consolidate
@@ -259,7 +259,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
 
 def test_the_command_prints_a_summary(checkpoint: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["consolidate", str(checkpoint), str(tmp_path / "model.bin")])
+    result = CliRunner().invoke(make_app(), ["consolidate", str(checkpoint), str(tmp_path / "model.bin")])
     assert result.exit_code == 0, result.output
     assert "global_step3: step 3, ZeRO stage 2, 2 ranks, 3 files" in result.output
     assert "17 tensors, 304 parameters, fp32" in result.output
@@ -269,7 +269,7 @@ def test_the_command_prints_a_summary(checkpoint: Path, tmp_path: Path) -> None:
 def test_the_command_prints_json(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
     options = ["--json", "--dtype", "bf16", "--tag", "global_step3"]
-    result = CliRunner().invoke(app, ["consolidate", str(checkpoint), str(out), *options])
+    result = CliRunner().invoke(make_app(), ["consolidate", str(checkpoint), str(out), *options])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert (summary["output"], summary["num_bytes"]) == (str(out), out.stat().st_size)

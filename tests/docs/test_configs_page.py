@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from ds_toolkit.cli.app import app
+from ds_toolkit.cli.app import make_app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configs.md").read_text()
 
 
 def test_the_options_in_the_table_are_those_of_the_command() -> None:
-    command = typer.main.get_command(app).commands["lint"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(make_app()).commands["lint"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
     listed = set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE))
     assert listed == options - {"--kind"}
@@ -28,6 +28,6 @@ def test_the_example_is_what_the_command_prints(
     (tmp_path / "ds_config.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        app(["lint", "ds_config.json"])
+        make_app()(["lint", "ds_config.json"])
     printed = capsys.readouterr().out
     assert "".join(f"    {line}\n" for line in printed.splitlines()) in PAGE
