@@ -193,7 +193,7 @@ class _PositionDecoder(HjsonDecoder):  # type: ignore[misc]  # hjson ships no ty
 
         def word_with_place(context: Any, text: str, offset: int) -> Any:
             value, end = scantfnns(context, text, offset)
-            if self.swallowed is None and isinstance(value, str) and ("}" in value or "]" in value):
+            if self.swallowed is None and isinstance(value, str) and _takes_closing_brackets(value):
                 self.swallowed = offset, value
             return value, end
 
@@ -237,6 +237,10 @@ def _key_offset(text: str, key: str, value_offset: int) -> int:
     if bare < 0:
         return value_offset
     return quoted if 0 <= quoted == bare - 1 else bare
+
+
+def _takes_closing_brackets(word: str) -> bool:
+    return any(word.count(close) > word.count(open_) for open_, close in ("{}", "[]"))
 
 
 def _shortened(text: str) -> str:

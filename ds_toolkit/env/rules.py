@@ -112,7 +112,7 @@ def value_for_a_shell(target: EnvTarget) -> Iterator[Problem]:
         changed = any(mark in line.value for mark in "\"'$`\\~") or " #" in line.value
         # Quoted by the launcher, a ~ is not expanded on the other side, and nothing else happens to it.
         only_tilde = SAFE_VALUE.fullmatch(line.value.replace("~", ""))
-        if shell and only_tilde:
+        if only_tilde and (shell or target.launcher is None):
             message = f"`{line.value}` reaches the ranks with the `~` as it is"
             yield Problem(at_value(line), message, "write the whole path")
         elif not shell or changed:

@@ -204,3 +204,10 @@ def test_a_text_that_takes_closing_brackets_is_what_is_pointed_at(text: str, pla
         read_config_text(text, "f.json")
     assert caught.value.where == f"f.json:{place}"
     assert caught.value.fix == fix
+
+
+def test_a_text_with_brackets_of_its_own_is_not_what_is_pointed_at() -> None:
+    with pytest.raises(ToolkitError, match="neither JSON nor HJSON") as caught:
+        read_config_text("{\n _note: runs/{name}[1]\n b 1\n}", "f.json")
+    assert (caught.value.where or "").startswith("f.json:")
+    assert "runs" not in str(caught.value)

@@ -54,8 +54,9 @@ def test_a_finding_about_a_value_points_at_it() -> None:
 
 def test_a_tilde_arrives_as_it_is_where_the_launcher_quotes_it_for_a_shell() -> None:
     env_file = parse_env_text("HF_HOME=~/cache\n", "env")
-    (finding,) = rules.lint_env(env_file, launcher=Launcher.PDSH)
-    assert finding.message == "`~/cache` reaches the ranks with the `~` as it is"
+    for launcher in (Launcher.PDSH, None):
+        (finding,) = rules.lint_env(env_file, launcher=launcher)
+        assert finding.message == "`~/cache` reaches the ranks with the `~` as it is"
     (finding,) = rules.lint_env(env_file, launcher=Launcher.SLURM)
     assert finding.message == "`~/cache` reaches the ranks changed"
 
