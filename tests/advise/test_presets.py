@@ -13,6 +13,7 @@ from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.config.linter import lint
 from ds_toolkit.env.fabric import Gpu, Host
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.findings import Finding, Severity, Where
 from ds_toolkit.plan.job import Precision
 from ds_toolkit.plan.network import parse_network
 
@@ -231,3 +232,32 @@ def test_the_network_is_said_found_or_assumed(answers: Answers, found: str | Non
 )
 def test_the_learning_rate_falls_with_size_within_bounds(num_parameters: int, rate: float) -> None:
     assert learning_rate(num_parameters) == rate
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (replace(TINY, nvme_path=""), "--nvme is empty"),
+        (replace(TINY, nvme_path=" "), "--nvme is empty"),
+        (replace(TINY, host_memory_bytes=0), "the host memory is 0"),
+        (replace(TINY, gpu_memory_bytes=0), "the GPU memory is 0"),
+        (replace(TINY, gpus_per_node=0), "number of ranks a node is 0"),
+        (replace(TINY, num_nodes=0), "number of nodes is 0"),
+        (replace(TINY, micro_batch_size=0), "micro batch size is 0"),
+        (replace(TINY, global_batch_size=0), "the global batch 0"),
+        (replace(TINY, sequence_length=0), "sequence length is 0"),
+        (replace(TINY, mttf_per_gpu_seconds=0.0), "mean time to failure is 0"),
+    ],
+)
+def test_nothing_and_zero_are_refused(answers: Answers, says: str) -> None:
+    with pytest.raises(ToolkitError, match=says):
+        advise_config(answers, CPU_HOST)
+
+
+def test_findings_in_the_advice_itself_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("DS999", Severity.ERROR, "no good", Where(None, "/x"), None)
+    monkeypatch.setattr("ds_toolkit.advise.presets.lint", lambda *_, **__: [finding])
+    with pytest.raises(ToolkitError, match="own rules") as caught:
+        advise_config(TINY, CPU_HOST)
+    assert "DS999" in str(caught.value.why)
+    assert "no good" in str(caught.value.why)

@@ -76,6 +76,8 @@ def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
         (("--model", "1M", "--host-memory", "much"), "`much` is not a size"),
         (("--model", "70B", "--host-memory", "1GB"), "does not fit"),
         (("--model", "1M", "--stage", "4"), "--stage"),
+        (("--model", "1M", "--nvme", ""), "--nvme is empty"),
+        (("--model", "1M", "--host-memory", "0"), "host memory is 0"),
     ],
 )
 def test_bad_input_ends_with_two_and_without_a_traceback(
