@@ -153,7 +153,8 @@ def _write(output: Path, advice: Advice) -> Path:
 
 
 def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Finding]:
-    from ds_toolkit.advise.rules import Plan, lint_plan
+    from ds_toolkit.advise.rules import lint_plan
+    from ds_toolkit.advise.subject import Plan
     from ds_toolkit.env.envfile import read_env_file
 
     variables = {} if env_file is None else read_env_file(env_file).variables
