@@ -33,10 +33,10 @@ def test_each_line_is_explained_on_the_terminal_and_not_in_the_file(tmp_path: Pa
 
 
 def test_running_it_again_keeps_every_line(tmp_path: Path) -> None:
-    (tmp_path / "my_env").write_text("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    (tmp_path / "my_env").write_text("HF_HOME=/data\nNCCL_DEBUG=TRACE\n")
     assert run("gen-env", "-o", "my_env", cwd=tmp_path).returncode == 0
     once = (tmp_path / "my_env").read_text()
-    assert once.startswith("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    assert once.startswith("HF_HOME=/data\nNCCL_DEBUG=TRACE\n")
     done = run("gen-env", "-o", "my_env", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["settings"] == {}
     assert (tmp_path / "my_env").read_text() == once
