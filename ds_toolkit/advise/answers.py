@@ -9,6 +9,7 @@ from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Cluster, Job, Model, Precision
 from ds_toolkit.plan.network import DEFAULT_GPU_LINK, Network, parse_network
+from ds_toolkit.units import format_bytes
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 # What a cluster has at the least; said in the reasons.
@@ -125,7 +126,11 @@ def _cluster(answers: Answers, host: Host, reasons: list[str]) -> Cluster:
             )
     if device_memory_bytes is None:
         reasons.append("no GPU here, so the CPU does the work; --gpu-memory 80GB plans for GPUs elsewhere")
-    host_memory_bytes = host.memory_bytes if answers.host_memory_bytes is None else answers.host_memory_bytes
+    host_memory_bytes = answers.host_memory_bytes
+    if host_memory_bytes is None and host.memory_bytes is not None:
+        host_memory_bytes = host.memory_bytes
+        found = format_bytes(host_memory_bytes)
+        reasons.append(f"host memory {found} as found here; --host-memory says what others have")
     return Cluster(answers.num_nodes, ranks_per_node, device_memory_bytes, host_memory_bytes)
 
 

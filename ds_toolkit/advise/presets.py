@@ -88,7 +88,8 @@ def advise_config(answers: Answers, host: Host, found_links: str | None = None) 
         found_links: how its links to other hosts are called, where that is known.
 
     Raises:
-        ToolkitError: an answer is impossible, or nothing fits; it says by how much, and what would.
+        ToolkitError: an answer is impossible, or nothing fits (`NothingFitsError`); it says by how
+            much, and what would.
     """
     preset = PRESETS.get(answers.preset)
     if preset is None:
@@ -98,7 +99,8 @@ def advise_config(answers: Answers, host: Host, found_links: str | None = None) 
     rungs = ladder(wished, network, stage=answers.stage, nvme=answers.nvme_path is not None)
     chosen = choose(rungs, answers.stage)
     if chosen is None:
-        raise nothing_fits(wished, rungs, answers.stage)
+        found_memory_bytes = host.memory_bytes if answers.host_memory_bytes is None else None
+        raise nothing_fits(wished, rungs, network, answers.stage, found_memory_bytes)
     job = chosen.job
     save_every, about_saving = saving_interval(job, chosen.stage, answers.mttf_per_gpu_seconds)
     settings = _settings(answers, preset, chosen, save_every)

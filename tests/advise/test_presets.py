@@ -7,6 +7,7 @@ import pytest
 
 from ds_toolkit.advise.answers import Answers, complete
 from ds_toolkit.advise.presets import PRESETS, advise_config
+from ds_toolkit.advise.reasons import NothingFitsError
 from ds_toolkit.advise.tuning import learning_rate
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.guard_settings import GuardSettings
@@ -104,6 +105,7 @@ def test_what_is_not_said_is_found_here_and_told() -> None:
     assert (job.cluster.ranks_per_node, job.cluster.device_memory_bytes) == (8, 80 * GB)
     assert (job.precision, job.micro_batch_size, job.sequence_length) == (Precision.BF16, 1, 2048)
     assert any("8 x A100" in reason for reason in reasons)
+    assert any("host memory 1.0 TB as found here; --host-memory" in reason for reason in reasons)
     job, reasons = complete(Answers(10**6), CPU_HOST)
     assert (job.cluster.ranks_per_node, job.precision) == (4, Precision.FP32)
     assert any("no GPU here" in reason for reason in reasons)
@@ -132,10 +134,23 @@ def test_what_does_not_fit_is_refused_with_the_lack_and_the_way_out() -> None:
     with pytest.raises(ToolkitError, match="does not fit") as caught:
         advise_config(Answers(175 * GB, gpus_per_node=2), GPU_HOST)
     assert "a host too much" in str(caught.value.why)
-    assert "more GPUs" in str(caught.value.fix)
+    fix = str(caught.value.fix)
+    assert "host memory 1.0 TB as found here; --host-memory" in fix
+    fewest = int(fix.partition("--num-nodes ")[2].partition(",")[0])
+    assert f"{2 * fewest} GPUs" in fix
+    assert advise_config(Answers(175 * GB, gpus_per_node=2, num_nodes=fewest), GPU_HOST).chosen.fits
+    with pytest.raises(ToolkitError, match="does not fit") as caught:
+        advise_config(
+            Answers(175 * GB, gpus_per_node=2, num_nodes=fewest - 1, host_memory_bytes=1000 * GB), GPU_HOST
+        )
+    assert f"--num-nodes {fewest}," in str(caught.value.fix)
+    assert "as found here" not in str(caught.value.fix)
     with pytest.raises(ToolkitError, match="does not fit") as caught:
         advise_config(Answers(7 * GB, stage=0), GPU_HOST)
     assert "a larger --stage" in str(caught.value.fix)
+    assert "hosts alone do not help" in str(caught.value.fix)
+    assert isinstance(caught.value, NothingFitsError)
+    assert len(caught.value.rungs) > 4
 
 
 def test_activations_are_recomputed_before_anything_is_offloaded() -> None:

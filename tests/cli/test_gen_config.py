@@ -92,6 +92,24 @@ def test_bad_input_ends_with_two_and_without_a_traceback(
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
 
 
+def test_the_ladder_is_printed_when_nothing_fits_too(tmp_path: Path) -> None:
+    arguments = ("--model", "70B", "--gpu-memory", "24GB", "--gpus-per-node", "2", "--host-memory", "64GB")
+    done = gen_config(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "memory ladder" in done.stdout
+    assert done.stdout.count("ZeRO") == 8
+    assert "--num-nodes" in done.stderr
+    assert "does not fit" in done.stderr
+    done = gen_config(*arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    report = json.loads(done.stdout)
+    assert report["error"]["what"] == "the model does not fit"
+    rungs = report["error"]["rungs"]
+    assert len(rungs) == 8
+    assert not any(rung["fits"] or rung["chosen"] for rung in rungs)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_force_replaces_the_file(tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_text("mine")
     assert gen_config("--model", "1M", "--force", cwd=tmp_path).returncode == 0
