@@ -235,7 +235,9 @@ def offload_without_need(plan: Plan) -> Iterator[Problem]:
     need = rank_memory(plan.job, plan.stage, settings=plan.settings).device.total_bytes
     if need <= have * USABLE_FRACTION:
         message = f"without offloading a rank needs {format_bytes(need)} of {format_bytes(have)}"
-        yield Problem(json_pointer(ZERO, "offload_optimizer"), message, "remove it")
+        # The deprecated `cpu_offload: true` does the same.
+        written = "offload_optimizer" if "offload_optimizer" in Config(plan.config).zero else "cpu_offload"
+        yield Problem(json_pointer(ZERO, written), message, "remove it")
 
 
 @rule("DS559", "secondary-partition-across-hosts", Severity.WARNING)

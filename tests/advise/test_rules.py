@@ -132,3 +132,8 @@ def test_the_old_spelling_of_offloading_counts() -> None:
     assert "DS557" in codes({"stage": 2}, model="30B")
     for spelling in (old, new):
         assert "DS557" not in codes({"stage": 2, **spelling}, model="30B")
+    job = plan_of(Example("{}", {"model": "1B"})).job
+    for spelling, pointer in ((old, "cpu_offload"), (new, "offload_optimizer")):
+        config = {"train_batch_size": 8, "zero_optimization": {"stage": 2, **spelling}}
+        (finding,) = lint_plan(Plan(config, job))
+        assert (finding.code, finding.where.pointer) == ("DS558", f"/zero_optimization/{pointer}")
