@@ -9,6 +9,7 @@ from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Cluster, Job, Model, Precision
 from ds_toolkit.plan.network import DEFAULT_GPU_LINK, Network, parse_network
+from ds_toolkit.units import format_bytes
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 # What a cluster has at the least; said in the reasons.
@@ -56,8 +57,10 @@ def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
     """The job that the answers and this machine make together, and a line for each thing that was filled in.
 
     Raises:
-        ToolkitError: a number below 1, or batch sizes that do not multiply.
+        ToolkitError: a number below 1, batch sizes that do not multiply, or an NVMe drive without a path.
     """
+    if answers.nvme_path is not None and not answers.nvme_path.strip():
+        raise ToolkitError("--nvme is empty", fix="name a folder on the drive, such as --nvme /local")
     reasons: list[str] = []
     cluster = _cluster(answers, host, reasons)
     precision = answers.precision
@@ -123,9 +126,12 @@ def _cluster(answers: Answers, host: Host, reasons: list[str]) -> Cluster:
             )
     if device_memory_bytes is None:
         reasons.append("no GPU here, so the CPU does the work; --gpu-memory 80GB plans for GPUs elsewhere")
-    return Cluster(
-        answers.num_nodes, ranks_per_node, device_memory_bytes, answers.host_memory_bytes or host.memory_bytes
-    )
+    host_memory_bytes = answers.host_memory_bytes
+    if host_memory_bytes is None and host.memory_bytes is not None:
+        host_memory_bytes = host.memory_bytes
+        found = format_bytes(host_memory_bytes)
+        reasons.append(f"host memory {found} as found here; --host-memory says what others have")
+    return Cluster(answers.num_nodes, ranks_per_node, device_memory_bytes, host_memory_bytes)
 
 
 def _accumulation_steps(global_batch_size: int | None, micro_batch_size: int, cluster: Cluster) -> int:

@@ -58,6 +58,8 @@ def advise_environment(
 ) -> EnvAdvice:
     """The settings for these hosts, merged with the person's own lines, which win.
 
+    Lines of NCCL_DEBUG and the like that hold just what the toolkit writes are its own, and follow `debug`.
+
     Args:
         host: what this host has; the others are taken to have the same.
         hosts: names or addresses of all hosts, as a hostfile has them.
@@ -71,14 +73,20 @@ def advise_environment(
     """
     settings, left_out = _for_fabric(host, hosts, find_interface)
     settings += _for_failures()
-    settings += (
-        _for_debugging() if debug else [Setting("NCCL_DEBUG", "WARN", "warnings only: INFO floods logs")]
-    )
+    settings += _for_debugging() if debug else _for_quiet()
     own = _own_lines(existing, launcher)
+    proposals = {setting.name: setting.value for setting in settings}
+    # What an earlier call wrote with --debug, or without it, is no wish of the person's.
+    for earlier in _for_quiet() + _for_debugging():
+        proposal = proposals.get(earlier.name)
+        if own.get(earlier.name) == earlier.value != proposal:
+            del own[earlier.name]
+            if proposal is None:
+                left_out.append(f"{earlier.name}={earlier.value}: --debug wrote it, and it is off now")
     kept = [
         name if proposed in (None, value) else f"{name} (proposed: {proposed})"
         for name, value in own.items()
-        for proposed in [next((setting.value for setting in settings if setting.name == name), None)]
+        for proposed in [proposals.get(name)]
     ]
     added = [setting for setting in settings if setting.name not in own]
     variables = {**own, **{setting.name: setting.value for setting in added}}
@@ -145,6 +153,10 @@ def _for_failures() -> list[Setting]:
         Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "the flight recorder says which collective hung"),
         Setting("TORCH_FR_BUFFER_SIZE", "2000", "collectives that it remembers"),
     ]
+
+
+def _for_quiet() -> list[Setting]:
+    return [Setting("NCCL_DEBUG", "WARN", "warnings only: INFO floods logs")]
 
 
 def _for_debugging() -> list[Setting]:

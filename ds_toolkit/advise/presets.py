@@ -88,7 +88,8 @@ def advise_config(answers: Answers, host: Host, found_links: str | None = None) 
         found_links: how its links to other hosts are called, where that is known.
 
     Raises:
-        ToolkitError: an answer is impossible, or nothing fits; it says by how much, and what would.
+        ToolkitError: an answer is impossible, or nothing fits (`NothingFitsError`); it says by how
+            much, and what would.
     """
     preset = PRESETS.get(answers.preset)
     if preset is None:
@@ -98,14 +99,21 @@ def advise_config(answers: Answers, host: Host, found_links: str | None = None) 
     rungs = ladder(wished, network, stage=answers.stage, nvme=answers.nvme_path is not None)
     chosen = choose(rungs, answers.stage)
     if chosen is None:
-        raise nothing_fits(wished, rungs, answers.stage)
+        found_memory_bytes = host.memory_bytes if answers.host_memory_bytes is None else None
+        raise nothing_fits(wished, rungs, network, answers.stage, found_memory_bytes)
     job = chosen.job
     save_every, about_saving = saving_interval(job, chosen.stage, answers.mttf_per_gpu_seconds)
     settings = _settings(answers, preset, chosen, save_every)
     text = render(f"ds_config/{answers.preset}.json.j2", **settings)
     config: dict[str, object] = json.loads(text)
     findings = lint(read_config_text(text), world_size=job.cluster.world_size, consumer=answers.consumer)
-    assert not findings, findings  # noqa: S101  (our own configuration; tests cover each rung)
+    if findings:
+        # The tests cover each rung; an answer that they do not think of must not go out as advice.
+        raise ToolkitError(
+            "the configuration that these answers lead to breaks the toolkit's own rules",
+            why="; ".join(f"{finding.code} at {finding.where}: {finding.message}" for finding in findings),
+            fix="change the answer that the finding is about, and report this",
+        )
     reasons += [from_where] if from_where else []
     reasons += config_reasons(chosen, answers.stage, answers.consumer, settings)
     return Advice(text, config, job, rungs, chosen, network, [*reasons, about_saving])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Job
-from ds_toolkit.plan.ladder import Rung
+from ds_toolkit.plan.ladder import Rung, choose, ladder
+from ds_toolkit.plan.network import Network
 from ds_toolkit.plan.zero import DEFAULT_BUCKET_SIZE, DEFAULT_PERSISTENCE_THRESHOLD, ZeroSettings
 from ds_toolkit.units import format_bytes, format_count
+
+# As many as anyone has had; beyond it a model that does not fit is not short of hosts.
+_MOST_RANKS = 2**15
 
 
 def config_reasons(
@@ -83,8 +88,33 @@ def _about_consumer(job: Job, consumer: Consumer, settings: Mapping[str, object]
         )
 
 
-def nothing_fits(job: Job, rungs: list[Rung], stage: int | None) -> ToolkitError:
-    """By how much the least demanding rung does not fit, and what would."""
+class NothingFitsError(ToolkitError):
+    """No rung fits; it brings the whole ladder, from which a person sees what is near.
+
+    Attributes:
+        job: what was wished for.
+        rungs: the whole ladder.
+        network: what communication is timed over.
+    """
+
+    def __init__(
+        self, job: Job, rungs: list[Rung], network: Network | None, *, where: str, why: str, fix: str
+    ) -> None:
+        super().__init__("the model does not fit", where=where, why=why, fix=fix)
+        self.job, self.rungs, self.network = job, rungs, network
+
+
+def nothing_fits(
+    job: Job,
+    rungs: list[Rung],
+    network: Network | None,
+    stage: int | None,
+    found_host_memory_bytes: int | None,
+) -> NothingFitsError:
+    """By how much the least demanding rung does not fit, and what would.
+
+    `found_host_memory_bytes` is the memory of this host where it stands for that of the hosts of the run.
+    """
     candidates = [rung for rung in rungs if stage is None or rung.stage == stage]
     best = min(candidates, key=lambda rung: (rung.device_bytes or rung.host_bytes, rung.host_bytes))
     on_device = best.device_bytes is not None
@@ -94,16 +124,49 @@ def nothing_fits(job: Job, rungs: list[Rung], stage: int | None) -> ToolkitError
     )
     activations = format_bytes(activations_bytes)
     states = format_bytes((best.device_bytes or best.host_bytes) - activations_bytes)
-    ways = ["more GPUs or hosts"]
+    on_nvme = any(rung.offload.nvme for rung in rungs)
+    why = f"{best.name}: {best.why}; a {place} needs {states} for states, {activations} for activations"
+    ways = []
+    enough = fewest_hosts(job, stage, nvme=on_nvme)
+    if enough is None:
+        ways.append("hosts alone do not help: what each of them needs stays too much")
+    else:
+        hosts, rung = enough
+        ranks = f"{hosts * job.cluster.ranks_per_node} {'GPUs' if on_device else 'ranks'}"
+        ways.append(f"--num-nodes {hosts}, {ranks}, is the fewest that fit: {rung.name}")
+    if found_host_memory_bytes is not None:
+        ways.append(f"host memory {format_bytes(found_host_memory_bytes)} as found here; --host-memory")
     if stage is not None and stage < 3:
         ways.append("a larger --stage")
-    if on_device and not any(rung.offload.nvme for rung in rungs) and stage in (None, 3):
+    if on_device and not on_nvme and stage in (None, 3):
         ways.append("--nvme PATH for what host memory cannot hold")
     if best.job.sequence_length > 1:
         ways.append("a smaller --sequence-length shrinks activations")
-    return ToolkitError(
-        "the model does not fit",
-        where=f"{job.cluster.num_nodes} x {job.cluster.ranks_per_node} ranks",
-        why=f"{best.name}: {best.why}; a {place} needs {states} for states, {activations} for activations",
-        fix="; ".join(ways),
-    )
+    where = f"{job.cluster.num_nodes} x {job.cluster.ranks_per_node} ranks"
+    return NothingFitsError(job, rungs, network, where=where, why=why, fix="; ".join(ways))
+
+
+def fewest_hosts(job: Job, stage: int | None, *, nvme: bool) -> tuple[int, Rung] | None:
+    """The fewest hosts like these on which a rung fits, and that rung; None where no number of them helps.
+
+    More ranks never need more memory each, but for padding; so doubling and halving finds the number.
+    """
+
+    def fitting(num_nodes: int) -> Rung | None:
+        wider = replace(job, cluster=replace(job.cluster, num_nodes=num_nodes))
+        return choose(ladder(wider, stage=stage, nvme=nvme), stage)
+
+    most = max(1, _MOST_RANKS // job.cluster.ranks_per_node)
+    too_few, enough = 0, 1
+    while (found := fitting(enough)) is None:
+        if enough >= most:
+            return None
+        too_few, enough = enough, min(2 * enough, most)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        rung = fitting(middle)
+        if rung is None:
+            too_few = middle
+        else:
+            enough, found = middle, rung
+    return enough, found

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 
+from ds_toolkit.advise.subject import ZERO, Plan
 from ds_toolkit.config.subject import Config, json_pointer
 from ds_toolkit.findings import Finding, Severity, Where
 from ds_toolkit.plan.communication import compute_seconds, step_seconds, step_traffic
-from ds_toolkit.plan.job import Job
 from ds_toolkit.plan.ladder import USABLE_FRACTION
-from ds_toolkit.plan.memory import Offload, rank_memory
+from ds_toolkit.plan.memory import rank_memory
 from ds_toolkit.plan.network import Network
-from ds_toolkit.plan.zero import DEFAULT_BUCKET_SIZE, ZeroSettings
+from ds_toolkit.plan.zero import DEFAULT_BUCKET_SIZE
 from ds_toolkit.rules import Problem, Registry
 from ds_toolkit.units import format_bytes, format_count, format_seconds
 
@@ -22,66 +22,11 @@ _REFERENCE_FLOPS_PER_SECOND = 312e12
 # Below it the latency of a collective outweighs its bytes.
 _SMALL_BUCKET = 1_000_000
 _LARGE_MODEL = 100_000_000
-_ZERO = "zero_optimization"
-# NVIDIA's names of boards that NVLink connects.
-_NVLINK_NAMES = ("SXM", "NVL", "DGX", "HGX", "GH200", "GB200")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that is known about a run before it starts.
-
-    Attributes:
-        config: the ds_config.
-        job: the model, the cluster and how it is fed.
-        network: the slowest that the ranks share; None if that is not known.
-        variables: of the `.deepspeed_env`.
-        gpu_names: of one host, as the driver reports them.
-    """
-
-    config: Mapping[str, object]
-    job: Job
-    network: Network | None = None
-    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    gpu_names: tuple[str, ...] = ()
-
-    @property
-    def stage(self) -> int | None:
-        """The ZeRO stage; None where it is not a plain number."""
-        return Config(self.config).zero_stage
-
-    @property
-    def offload(self) -> Offload:
-        """What the configuration offloads."""
-        devices = {
-            key: Config(self.config).section(_ZERO, key).get("device", "none")
-            for key in ("offload_optimizer", "offload_param")
-        }
-        places = {"cpu", "nvme"}
-        return Offload(
-            optimizer=devices["offload_optimizer"] in places,
-            parameters=devices["offload_param"] in places,
-            nvme="nvme" in devices.values(),
-        )
-
-    def number(self, key: str) -> int | None:
-        """A whole number of `zero_optimization`; None where none is written."""
-        value = Config(self.config).section(_ZERO).get(key)
-        return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-    @property
-    def settings(self) -> ZeroSettings:
-        """The sizes that the configuration gives to buffers, with DeepSpeed's defaults."""
-        written = {
-            "reduce_bucket_size": self.number("reduce_bucket_size"),
-            "prefetch_bucket_size": self.number("stage3_prefetch_bucket_size"),
-            "persistence_threshold": self.number("stage3_param_persistence_threshold"),
-            "max_reuse_distance": self.number("stage3_max_reuse_distance"),
-            "sub_group_size": self.number("sub_group_size"),
-        }
-        overlap = Config(self.config).section(_ZERO).get("overlap_comm")
-        sizes = {name: size for name, size in written.items() if size is not None}
-        return replace(ZeroSettings(), **sizes, overlap_comm=overlap is True)
+# NVIDIA's names of boards that NVLink connects. nvidia-smi says SXM of boards up to the A100; those since it
+# calls by the chip alone ("NVIDIA H100 80GB HBM3", "NVIDIA B200"), and says PCIe where a board is one.
+_NVLINK_NAMES = re.compile(
+    r"SXM|NVL|DGX|HGX|GH200|GB[23]00|H[128]00(?!.*PCIE)|H20\b(?!.*PCIE)|\bB[23]00(?!.*PCIE)", re.IGNORECASE
+)
 
 
 RULES: Registry[Plan] = Registry()
@@ -111,14 +56,14 @@ def bucket_larger_than_the_model(plan: Plan) -> Iterator[Problem]:
     Good (model=7B):
         {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
     """
-    if not plan.stage or Config(plan.config).section(_ZERO).get("reduce_bucket_size") == "auto":
+    if not plan.stage or Config(plan.config).section(ZERO).get("reduce_bucket_size") == "auto":
         return
     size, num_parameters = plan.settings.reduce_bucket_size, plan.job.model.num_parameters
     if size > num_parameters:
         needed = max(2, num_parameters // 2 * 2)
         excess_bytes = format_bytes((size - num_parameters) * plan.job.precision.num_bytes)
         message = f"a bucket of {format_count(size)} elements wastes {excess_bytes} on this model"
-        pointer = json_pointer(_ZERO, "reduce_bucket_size")
+        pointer = json_pointer(ZERO, "reduce_bucket_size")
         yield Problem(pointer, message, f"set `reduce_bucket_size` to {needed}")
 
 
@@ -127,7 +72,8 @@ def stage_three_over_a_slow_network(plan: Plan) -> Iterator[Problem]:
     """Stage 3 sends more than the network between the hosts carries while the GPUs compute.
 
     It gathers all weights for each forward and each backward pass. Where that takes longer than the passes
-    themselves (on an A100; on faster GPUs all the more), GPUs wait for the network.
+    themselves (on an A100; on faster GPUs all the more), GPUs wait for the network. With
+    `zero_hpz_partition_size` the backward pass gathers inside a host, and only the forward pass counts.
 
     Bad (model=7B, network=10GbE, nodes=2):
         {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
@@ -139,16 +85,23 @@ def stage_three_over_a_slow_network(plan: Plan) -> Iterator[Problem]:
     cluster = plan.job.cluster
     if plan.stage != 3 or plan.network is None or cluster.num_nodes == 1 or not cluster.has_gpus:
         return
+    traffic = step_traffic(plan.job, 3, settings=plan.settings)
+    if _keeps_backward_inside_a_host(plan):
+        # Half of what is gathered, at the most, is for the backward pass (ZeRO++, arXiv 2306.10209, 4.2).
+        whole = plan.job.model.num_parameters * plan.job.precision.num_bytes * plan.job.accumulation_steps
+        traffic = replace(traffic, all_gather_bytes=min(traffic.all_gather_bytes, whole))
     # NVMe and the bus to the host are no matter of the network.
-    sending = step_seconds(step_traffic(plan.job, 3, settings=plan.settings), plan.network, 1)
+    sending = step_seconds(traffic, plan.network, 1)
     computing = compute_seconds(plan.job, _REFERENCE_FLOPS_PER_SECOND)
     if sending > computing:
         message = (
             f"over {plan.network.name} a step sends for {format_seconds(sending)}"
             f" and computes for {format_seconds(computing)}"
         )
-        fix = "a larger micro batch, stage 1 if it fits, or zero_hpz_partition_size of one host's GPUs"
-        yield Problem(json_pointer(_ZERO, "stage"), message, fix)
+        fix = "a larger micro batch, stage 1 if it fits"
+        if not _keeps_backward_inside_a_host(plan):
+            fix += ", or zero_hpz_partition_size of one host's GPUs"
+        yield Problem(json_pointer(ZERO, "stage"), message, fix)
 
 
 @rule("DS553", "bucket-too-small-to-fill-a-link", Severity.WARNING)
@@ -169,7 +122,7 @@ def bucket_too_small_to_fill_a_link(plan: Plan) -> Iterator[Problem]:
     ):
         collectives = plan.job.model.num_parameters // max(1, size)
         message = f"buckets of {size} elements: {format_count(collectives)} collectives a step"
-        pointer = json_pointer(_ZERO, "reduce_bucket_size")
+        pointer = json_pointer(ZERO, "reduce_bucket_size")
         yield Problem(
             pointer, message, f"leave the default of {DEFAULT_BUCKET_SIZE}, or take 50000000 or more"
         )
@@ -177,22 +130,28 @@ def bucket_too_small_to_fill_a_link(plan: Plan) -> Iterator[Problem]:
 
 @rule("DS554", "peer-access-off-on-nvlink", Severity.WARNING)
 def peer_access_off_on_nvlink(plan: Plan) -> Iterator[Problem]:
-    """`NCCL_P2P_DISABLE=1` on GPUs that NVLink connects: all traffic takes the way through host memory.
+    """Peer access is off on GPUs that NVLink connects: all traffic takes the way through host memory.
 
-    It is a workaround for consumer GPUs and virtual machines without peer access, often copied along.
+    `NCCL_P2P_DISABLE=1`, and `NCCL_P2P_LEVEL=LOC` or 0, which do the same, are a workaround for consumer
+    GPUs and virtual machines without peer access, often copied along.
 
     Bad (model=7B, gpu=A100-SXM4-80GB):
         NCCL_P2P_DISABLE=1
+    Bad (model=7B, gpu=NVIDIA-H200):
+        NCCL_P2P_LEVEL=LOC
     Good (model=7B, gpu=A100-SXM4-80GB):
         NCCL_P2P_DISABLE=0
     Good (model=7B, gpu=RTX-4090):
         NCCL_P2P_DISABLE=1
     """
-    linked = [name for name in plan.gpu_names if any(part in name.upper() for part in _NVLINK_NAMES)]
+    linked = [name for name in plan.gpu_names if _NVLINK_NAMES.search(name)]
     nvlink = linked or (plan.network is not None and plan.network.name.upper().startswith("NVLINK"))
-    if plan.variables.get("NCCL_P2P_DISABLE") == "1" and nvlink:
-        message = f"NVLink of {linked[0] if linked else 'these GPUs'} is left unused"
-        yield Problem("NCCL_P2P_DISABLE", message, "remove the line")
+    if not nvlink:
+        return
+    for name, off in (("NCCL_P2P_DISABLE", {"1"}), ("NCCL_P2P_LEVEL", {"LOC", "0"})):
+        if plan.variables.get(name, "").upper() in off:
+            message = f"NVLink of {linked[0] if linked else 'these GPUs'} is left unused"
+            yield Problem(name, message, "remove the line")
 
 
 @rule("DS555", "infiniband-off-on-infiniband", Severity.WARNING)
@@ -213,20 +172,27 @@ def infiniband_off_on_infiniband(plan: Plan) -> Iterator[Problem]:
 def infiniband_on_without_infiniband(plan: Plan) -> Iterator[Problem]:
     """InfiniBand is asked for, and the hosts are connected by Ethernet.
 
-    NCCL looks for cards that are not there; with `NCCL_NET=IB` it ends.
+    NCCL looks for cards that are not there; with `NCCL_NET=IB`, in any spelling, it ends. Beside
+    `NCCL_IB_DISABLE=1` the names of cards do nothing.
 
     Bad (model=7B, network=10GbE, nodes=2):
         NCCL_IB_HCA=mlx5_0
     Bad (model=7B, network=10GbE, nodes=2):
-        NCCL_NET=IB
+        NCCL_NET=ib
+    Good (model=7B, network=10GbE, nodes=2):
+        NCCL_IB_DISABLE=1
+        NCCL_IB_HCA=mlx5_0
     Good (model=7B, network=400Gb-IB, nodes=2):
         NCCL_IB_HCA=mlx5_0
     """
     if plan.network is None or plan.job.cluster.num_nodes == 1 or _is_infiniband(plan.network):
         return
+    disabled = plan.variables.get("NCCL_IB_DISABLE") == "1"
     asked = {"NCCL_IB_HCA": None, "NCCL_NET": "IB", "NCCL_IB_DISABLE": "0"}
     for name, value in asked.items():
-        if name in plan.variables and value in (None, plan.variables[name]):
+        if name == "NCCL_IB_HCA" and disabled:
+            continue
+        if name in plan.variables and value in (None, plan.variables[name].upper()):
             message = f"`{name}={plan.variables[name]}` asks for InfiniBand over {plan.network.name}"
             yield Problem(name, message, "remove the line")
 
@@ -249,7 +215,7 @@ def more_than_a_gpu_holds(plan: Plan) -> Iterator[Problem]:
     if need - memory.device.activations_bytes > have * USABLE_FRACTION:
         message = f"a rank needs {format_bytes(need)} of the {format_bytes(have)} that a GPU has"
         fix = "climb the memory ladder: `ds-toolkit gen-config` prints it"
-        yield Problem(json_pointer(_ZERO, "stage"), message, fix)
+        yield Problem(json_pointer(ZERO, "stage"), message, fix)
 
 
 @rule("DS558", "offload-without-need", Severity.WARNING)
@@ -269,7 +235,9 @@ def offload_without_need(plan: Plan) -> Iterator[Problem]:
     need = rank_memory(plan.job, plan.stage, settings=plan.settings).device.total_bytes
     if need <= have * USABLE_FRACTION:
         message = f"without offloading a rank needs {format_bytes(need)} of {format_bytes(have)}"
-        yield Problem(json_pointer(_ZERO, "offload_optimizer"), message, "remove it")
+        # The deprecated `cpu_offload: true` does the same.
+        written = "offload_optimizer" if "offload_optimizer" in Config(plan.config).zero else "cpu_offload"
+        yield Problem(json_pointer(ZERO, written), message, "remove it")
 
 
 @rule("DS559", "secondary-partition-across-hosts", Severity.WARNING)
@@ -286,7 +254,12 @@ def secondary_partition_across_hosts(plan: Plan) -> Iterator[Problem]:
     size, per_node = plan.number("zero_hpz_partition_size"), plan.job.cluster.ranks_per_node
     if plan.stage == 3 and size is not None and size > per_node:
         message = f"`zero_hpz_partition_size` {size} reaches beyond the {per_node} ranks of a host"
-        yield Problem(json_pointer(_ZERO, "zero_hpz_partition_size"), message, f"set it to {per_node}")
+        yield Problem(json_pointer(ZERO, "zero_hpz_partition_size"), message, f"set it to {per_node}")
+
+
+def _keeps_backward_inside_a_host(plan: Plan) -> bool:
+    size = plan.number("zero_hpz_partition_size")
+    return size is not None and 1 < size <= plan.job.cluster.ranks_per_node
 
 
 def _is_infiniband(network: Network | None) -> bool:

@@ -11,8 +11,6 @@ import typer
 from ds_toolkit.config.consumers import Consumer
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ds_toolkit.advise.presets import Advice
     from ds_toolkit.env.fabric import Host
     from ds_toolkit.findings import Finding
@@ -84,7 +82,10 @@ def gen_config(
 ) -> None:
     """Write a ds_config that fits a model and a machine, and say why it is as it is."""
     from ds_toolkit.advise.presets import advise_config
+    from ds_toolkit.advise.reasons import NothingFitsError
     from ds_toolkit.cli.answers import answers_from, ask
+    from ds_toolkit.cli.ladder_table import ladder_table, rungs_as_json
+    from ds_toolkit.cli.output import console, print_json
     from ds_toolkit.env.fabric import detect_host
     from ds_toolkit.env.links import fastest_links
 
@@ -109,7 +110,15 @@ def gen_config(
     }
     host = detect_host()
     said = ask({flag: str(value) for flag, value in given.items() if value is not None}, host)
-    advice = advise_config(answers_from(said), host, fastest_links())
+    try:
+        advice = advise_config(answers_from(said), host, fastest_links())
+    except NothingFitsError as error:
+        # The ladder shows what is near, most of all when nothing fits.
+        if as_json:
+            print_json({"error": {**error.as_dict(), "rungs": rungs_as_json(error.rungs, None)}})
+            raise typer.Exit(2) from error
+        console().print(ladder_table(error.job, error.rungs, None, error.network))
+        raise
     findings = _checked_env(env_file, advice, host)
     written = None if dry_run else _write(output, advice)
     if as_json:
@@ -153,7 +162,8 @@ def _write(output: Path, advice: Advice) -> Path:
 
 
 def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Finding]:
-    from ds_toolkit.advise.rules import Plan, lint_plan
+    from ds_toolkit.advise.rules import lint_plan
+    from ds_toolkit.advise.subject import Plan
     from ds_toolkit.env.envfile import read_env_file
 
     variables = {} if env_file is None else read_env_file(env_file).variables
@@ -162,30 +172,14 @@ def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Find
 
 
 def _print_as_json(advice: Advice, output: Path | None, findings: list[Finding]) -> None:
+    from ds_toolkit.cli.ladder_table import rungs_as_json
     from ds_toolkit.cli.output import print_json
 
-    rungs: list[dict[str, object]] = [
-        {
-            "name": rung.name,
-            "stage": rung.stage,
-            "micro_batch_size": rung.job.micro_batch_size,
-            "accumulation_steps": rung.job.accumulation_steps,
-            "recompute_activations": rung.job.recompute_activations,
-            "device_bytes": rung.device_bytes,
-            "host_bytes": rung.host_bytes,
-            "nvme_bytes": rung.nvme_bytes,
-            "communication_seconds": rung.communication_seconds,
-            "fits": rung.fits,
-            "why": rung.why,
-            "chosen": rung is advice.chosen,
-        }
-        for rung in advice.rungs
-    ]
     print_json(
         {
             "file": None if output is None else str(output),
             "config": advice.config,
-            "rungs": rungs,
+            "rungs": rungs_as_json(advice.rungs, advice.chosen),
             "reasons": advice.reasons,
             "findings": [
                 {"code": finding.code, "severity": finding.severity.value, "message": finding.message}
@@ -196,10 +190,11 @@ def _print_as_json(advice: Advice, output: Path | None, findings: list[Finding])
 
 
 def _print_for_people(advice: Advice, output: Path | None, findings: list[Finding]) -> None:
+    from ds_toolkit.cli.ladder_table import ladder_table
     from ds_toolkit.cli.output import console
 
     out = console()
-    out.print(_ladder_table(advice))
+    out.print(ladder_table(advice.job, advice.rungs, advice.chosen, advice.network))
     for reason in advice.reasons:
         out.print(f"- {reason}", markup=False)
     for finding in findings:
@@ -209,31 +204,3 @@ def _print_for_people(advice: Advice, output: Path | None, findings: list[Findin
         out.print(advice.text, markup=False, end="")
     else:
         out.print(f"written: {output}", markup=False)
-
-
-def _ladder_table(advice: Advice) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    from ds_toolkit.units import format_bytes, format_seconds
-
-    cluster = advice.job.cluster
-    table = Table(box=box.SIMPLE, title="memory ladder", title_justify="left")
-    table.add_column("")
-    table.add_column("rung")
-    if cluster.device_memory_bytes is not None:
-        table.add_column(f"GPU of {format_bytes(cluster.device_memory_bytes)}", justify="right")
-    host_memory = "?" if cluster.host_memory_bytes is None else format_bytes(cluster.host_memory_bytes)
-    table.add_column(f"host of {host_memory}", justify="right")
-    if advice.network is not None:
-        table.add_column(f"sending ({advice.network.name})", justify="right")
-    table.add_column("fits")
-    table.add_column("")
-    for rung in advice.rungs:
-        needs = [format_bytes(need) for need in (rung.device_bytes, rung.host_bytes) if need is not None]
-        if rung.communication_seconds is not None:
-            needs.append(format_seconds(rung.communication_seconds))
-        chosen = rung is advice.chosen
-        cells = ["->" if chosen else "", rung.name, *needs, "yes" if rung.fits else "no", rung.why]
-        table.add_row(*cells, style="bold green" if chosen else None)
-    return table

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ds_toolkit.env.launchers import Launcher
+from ds_toolkit.config.consumers import Consumer
+
+
+class LaunchChoice(str, Enum):
+    """The launchers that there are scripts for."""
+
+    PDSH = "pdsh"
+    SLURM = "slurm"
+    TORCHRUN = "torchrun"
+    OPENMPI = "openmpi"
 
 
 def gen_launch(
-    launcher: Annotated[Launcher, typer.Option(help="pdsh, slurm, torchrun or openmpi.")],
+    launcher: Annotated[LaunchChoice, typer.Option(help="What starts the ranks.")],
     num_nodes: Annotated[int, typer.Option(help="Hosts.")],
     gpus_per_node: Annotated[int, typer.Option(help="GPUs a host.")],
     hosts: Annotated[
@@ -27,6 +37,9 @@ def gen_launch(
     master_addr: Annotated[
         str | None, typer.Option(help="Address of the first host. [default: DeepSpeed asks it]")
     ] = None,
+    consumer: Annotated[
+        Consumer, typer.Option("--for", help="Whose arguments the script takes: native or hf.")
+    ] = Consumer.NATIVE,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write. [default: standard output]")
     ] = None,
@@ -36,12 +49,13 @@ def gen_launch(
     from ds_toolkit.advise.launching import Launch, hostfile_text, launch_script
     from ds_toolkit.cli.gen_config import refuse_output
     from ds_toolkit.cli.output import console
+    from ds_toolkit.env.launchers import Launcher
     from ds_toolkit.errors import ToolkitError
     from ds_toolkit.files import write_whole
 
     folder = (output.parent if output else Path()).resolve()
     launch = Launch(
-        launcher=launcher,
+        launcher=Launcher(launcher.value),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         python=python,
@@ -52,6 +66,7 @@ def gen_launch(
         hostfile=hostfile,
         master_port=master_port,
         master_addr=master_addr,
+        consumer=consumer,
     )
     text = launch_script(launch)
     files: list[tuple[Path, str]] = []

@@ -41,14 +41,23 @@ def memory(
     offload_optimizer: Annotated[
         bool, typer.Option("--offload-optimizer", help="Optimizer state in host memory.")
     ] = False,
-    offload_param: Annotated[bool, typer.Option("--offload-param", help="Weights too (stage 3).")] = False,
+    offload_param: Annotated[
+        bool, typer.Option("--offload-param", help="Weights too (stage 3; with --offload-optimizer).")
+    ] = False,
     as_json: _Json = False,
     plot: _Plot = None,
 ) -> None:
     """Bytes of each GPU by item, for each ZeRO stage and number of GPUs."""
     from ds_toolkit.cli import plan_tables
+    from ds_toolkit.errors import ToolkitError
     from ds_toolkit.plan.memory import Offload, rank_memory
 
+    if offload_param and not offload_optimizer:
+        raise ToolkitError(
+            "--offload-param alone is not planned",
+            why="the optimizer is the larger part, and what stays of it on the GPU is not measured",
+            fix="add --offload-optimizer",
+        )
     rows = []
     for count in parse_counts(gpus):
         job = _job(
@@ -56,8 +65,6 @@ def memory(
         )
         for stage in range(4):
             offload = Offload(offload_optimizer and stage > 0, offload_param and stage == 3)
-            if offload.parameters and not offload.optimizer:
-                offload = Offload(optimizer=True, parameters=True)
             rows.append((stage, count, rank_memory(job, stage, offload)))
     plan_tables.show_memory(rows, as_json=as_json, plot=plot)
 

@@ -47,7 +47,8 @@ def _members_at(path: Path, offsets: set[int]) -> list[Member]:
     starts = [member.data_offset for member in members]
     wanted = {bisect_right(starts, offset) - 1 for offset in offsets}
     structure = {number for number, member in enumerate(members) if member.name.endswith("/data.pkl")}
-    return [members[number] for number in sorted(wanted | structure)]
+    # Zero is what torch writes where it was told to compute none (`set_crc32_options(False)`).
+    return [members[number] for number in sorted(wanted | structure) if members[number].crc32]
 
 
 def _check(path: Path, member: Member) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# Bridges, containers' ends of virtual cables and the like lead to no other host.
+# Bridges and containers' ends of virtual cables lead to no other host, tunnels by a detour.
 _VIRTUAL = re.compile(
-    r"lo|docker.*|virbr.*|br-.*|veth.*|cni.*|flannel.*|cali.*|tun.*|tap.*|dummy.*|bonding_.*"
+    r"lo|(docker|virbr|br-|veth|cni|flannel|cali|tun|tap|dummy|bonding_|ifb|wg|tailscale|podman|lxcbr|lxdbr|vmnet"
+    r"|vnet|cilium|vxlan|sit|gre|ip6tnl|ip6gre|erspan|ovs|cbr|zt|weave).*"
 )
 
 

@@ -174,6 +174,8 @@ DEBUGGING: dict[str, str] = {
     "TORCH_NCCL_NAN_CHECK": "1",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
+# Words of names whose values are secrets. PWD alone is the working folder, and numbers of tokens are none.
 SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIALS?|PRIVATE_KEY)($|_)"
+    r"(^|_)(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|API_?KEYS?|ACCESS_?KEY|CREDENTIALS?|CREDS|PRIVATE_KEY)($|_)"
+    r"|(^|_)(PASS|PAT)$|_(PWD|KEY)$"
 )

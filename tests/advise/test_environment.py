@@ -77,9 +77,9 @@ def test_the_interface_leads_to_the_other_hosts() -> None:
 
 
 def test_a_persons_lines_stay_and_win() -> None:
-    existing = parse_env_text("HF_HOME=/data\nNCCL_DEBUG=INFO\nTORCH_FR_BUFFER_SIZE=2000\n", "mine")
+    existing = parse_env_text("HF_HOME=/data\nNCCL_DEBUG=TRACE\nTORCH_FR_BUFFER_SIZE=2000\n", "mine")
     advice = advise_environment(INFINIBAND, existing=existing)
-    assert advice.text.startswith("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    assert advice.text.startswith("HF_HOME=/data\nNCCL_DEBUG=TRACE\n")
     assert "NCCL_DEBUG (proposed: WARN)" in advice.kept
     assert {"HF_HOME", "TORCH_FR_BUFFER_SIZE"} <= set(advice.kept)
     assert "NCCL_DEBUG" not in {setting.name for setting in advice.settings}
@@ -156,8 +156,29 @@ def test_links_are_read_from_the_kernel(tmp_path: Path) -> None:
     assert fastest_links(tmp_path) == "2x200Gb-IB"
 
 
-@pytest.mark.parametrize("name", ["lo", "docker0", "virbr0", "br-1a2b", "veth12", "cni0"])
-def test_bridges_lead_nowhere(name: str) -> None:
+VIRTUAL = "lo docker0 virbr0 br-1a2b veth12 cni0 ifb0 wg0 tailscale0 podman0 lxcbr0 lxdbr0 vmnet8 vnet3"
+VIRTUAL += " cilium_host vxlan.calico sit0 gre0 gretap0 ip6tnl0 ovs-system cbr0 ztabcdef weave"
+
+
+@pytest.mark.parametrize("name", VIRTUAL.split())
+def test_bridges_and_tunnels_are_never_proposed(name: str) -> None:
     assert is_virtual(name)
-    assert not is_virtual("eth0")
-    assert not is_virtual("ib0")
+    only = replace(CPU, network_interfaces=("lo", name))
+    assert "NCCL_SOCKET_IFNAME" not in variables(only)
+    assert "NCCL_SOCKET_IFNAME" not in variables(only, hosts=["a"], find_interface={"a": name}.get)
+
+
+@pytest.mark.parametrize("name", ["eth0", "ib0", "eno1", "enp3s0f0", "wlan0", "bond0", "hsn0"])
+def test_real_interfaces_are_proposed(name: str) -> None:
+    assert variables(replace(CPU, network_interfaces=("lo", name)))["NCCL_SOCKET_IFNAME"] == name
+
+
+def test_what_the_toolkit_wrote_is_its_own_to_change() -> None:
+    quiet = advise_environment(INFINIBAND, existing=parse_env_text("HF_HOME=/data\n"))
+    debug = advise_environment(INFINIBAND, debug=True, existing=parse_env_text(quiet.text))
+    assert parse_env_text(debug.text).variables == {"HF_HOME": "/data", **variables(INFINIBAND, debug=True)}
+    assert "NCCL_DEBUG" in {setting.name for setting in debug.settings}
+    assert not any("NCCL_DEBUG" in name for name in debug.kept)
+    back = advise_environment(INFINIBAND, existing=parse_env_text(debug.text))
+    assert parse_env_text(back.text).variables == parse_env_text(quiet.text).variables
+    assert any("TORCH_NCCL_DESYNC_DEBUG=1" in reason for reason in back.left_out)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ds_toolkit.advise.launching import LAUNCHERS, NOTICE_SECONDS, Launch, hostfile_text, launch_script
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.env.hostfile import parse_hostfile_text
 from ds_toolkit.env.launchers import Launcher
 from ds_toolkit.errors import ToolkitError
@@ -27,10 +28,12 @@ SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 exec "$@"
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("folder", ["/data/run", '/data/it\'s a "run"'])
+@pytest.mark.parametrize("folder", ["/data/run", '/data/it\'s a "run"', "/data/$HOME/`id`"])
 def test_scripts_are_clean_under_shellcheck(launcher: Launcher, num_nodes: int, folder: str) -> None:
-    launch = replace(LAUNCH, launcher=launcher, num_nodes=num_nodes, folder=folder, script="my train.py")
-    launch = replace(launch, hostfile="my hosts", env_file="my env")
+    launch = replace(LAUNCH, launcher=launcher, num_nodes=num_nodes)
+    if launcher is not Launcher.PDSH:
+        launch = replace(launch, folder=folder, script="my train.py", config="my $config")
+    launch = replace(launch, hostfile="my $hosts", env_file=f"my env{folder}")
     done = subprocess.run(
         ["shellcheck", "--severity=style", "-"],
         input=launch_script(launch),
@@ -45,7 +48,8 @@ def start(
     tmp_path: Path, launcher: Launcher, *arguments: str, num_nodes: int = 2, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with an interpreter, and with Slurm's tools, that only say what they were told."""
-    folder = tmp_path / "it's mine"
+    # pdsh takes no path that a shell would read otherwise.
+    folder = tmp_path / ("mine" if launcher is Launcher.PDSH else "it's mine")
     folder.mkdir()
     tools = {
         "python": FAKE_PYTHON,
@@ -84,7 +88,7 @@ def test_deepspeeds_launcher_gets_hostfile_and_environment_file(launcher: Launch
         "--my",
         "a b",
     ]
-    assert "it's mine mine= file=.deepspeed_env" in lines[-1]
+    assert "mine mine= file=.deepspeed_env" in lines[-1]
     assert "--force_multi" not in lines
 
 
@@ -130,7 +134,7 @@ def test_slurm_gives_each_rank_its_place_and_time_for_last_words(tmp_path: Path)
 
 def test_a_hostfile_is_one_that_the_launcher_reads() -> None:
     assert parse_hostfile_text(hostfile_text(["a", "me@b"], 4)).slots == {"a": 4, "me@b": 4}
-    for hosts in ([], ["a", "a"], ["a b"], ["$(reboot)"], [""]):
+    for hosts in ([], ["a", "a"], ["a b"], ["$(reboot)"], [""], ["-oProxyCommand"]):
         with pytest.raises(ToolkitError):
             hostfile_text(hosts, 4)
 
@@ -144,8 +148,32 @@ def test_a_hostfile_is_one_that_the_launcher_reads() -> None:
         ({"master_port": 70_000}, "not a port"),
         ({"python": "python"}, "not absolute"),
         ({"script": "train.py\nreboot"}, "line break"),
+        ({"folder": "/data/my run"}, "pdsh would not carry"),
+        ({"folder": "/data/%n"}, "pdsh would not carry"),
+        ({"python": "/opt/$(reboot)/python"}, "pdsh would not carry"),
+        ({"script": "a;b.py"}, "pdsh would not carry"),
+        ({"config": "it's.json"}, "pdsh would not carry"),
+        ({"master_addr": "-x"}, "not the address"),
+        ({"consumer": Consumer.ACCELERATE}, "no script for Accelerate"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(change: dict[str, object], says: str) -> None:
     with pytest.raises(ToolkitError, match=says):
         replace(LAUNCH, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_each_consumer_gets_its_own_arguments(launcher: Launcher) -> None:
+    launch = replace(LAUNCH, launcher=launcher)
+    assert ' train.py --deepspeed --deepspeed_config ds_config.json "$@"' in launch_script(launch)
+    for_trainer = launch_script(replace(launch, consumer=Consumer.HF))
+    assert ' train.py --deepspeed ds_config.json "$@"' in for_trainer
+
+
+def test_the_trainers_parser_takes_its_arguments() -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    parser = HfArgumentParser(TrainingArguments)
+    (parsed, rest) = parser.parse_known_args(["--output_dir", "x", "--deepspeed", "ds_config.json"])
+    assert parsed.deepspeed == "ds_config.json"
+    assert rest == []

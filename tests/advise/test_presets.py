@@ -7,12 +7,14 @@ import pytest
 
 from ds_toolkit.advise.answers import Answers, complete
 from ds_toolkit.advise.presets import PRESETS, advise_config
+from ds_toolkit.advise.reasons import NothingFitsError
 from ds_toolkit.advise.tuning import learning_rate
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.config.linter import lint
 from ds_toolkit.env.fabric import Gpu, Host
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.findings import Finding, Severity, Where
 from ds_toolkit.plan.job import Precision
 from ds_toolkit.plan.network import parse_network
 
@@ -103,6 +105,7 @@ def test_what_is_not_said_is_found_here_and_told() -> None:
     assert (job.cluster.ranks_per_node, job.cluster.device_memory_bytes) == (8, 80 * GB)
     assert (job.precision, job.micro_batch_size, job.sequence_length) == (Precision.BF16, 1, 2048)
     assert any("8 x A100" in reason for reason in reasons)
+    assert any("host memory 1.0 TB as found here; --host-memory" in reason for reason in reasons)
     job, reasons = complete(Answers(10**6), CPU_HOST)
     assert (job.cluster.ranks_per_node, job.precision) == (4, Precision.FP32)
     assert any("no GPU here" in reason for reason in reasons)
@@ -131,10 +134,23 @@ def test_what_does_not_fit_is_refused_with_the_lack_and_the_way_out() -> None:
     with pytest.raises(ToolkitError, match="does not fit") as caught:
         advise_config(Answers(175 * GB, gpus_per_node=2), GPU_HOST)
     assert "a host too much" in str(caught.value.why)
-    assert "more GPUs" in str(caught.value.fix)
+    fix = str(caught.value.fix)
+    assert "host memory 1.0 TB as found here; --host-memory" in fix
+    fewest = int(fix.partition("--num-nodes ")[2].partition(",")[0])
+    assert f"{2 * fewest} GPUs" in fix
+    assert advise_config(Answers(175 * GB, gpus_per_node=2, num_nodes=fewest), GPU_HOST).chosen.fits
+    with pytest.raises(ToolkitError, match="does not fit") as caught:
+        advise_config(
+            Answers(175 * GB, gpus_per_node=2, num_nodes=fewest - 1, host_memory_bytes=1000 * GB), GPU_HOST
+        )
+    assert f"--num-nodes {fewest}," in str(caught.value.fix)
+    assert "as found here" not in str(caught.value.fix)
     with pytest.raises(ToolkitError, match="does not fit") as caught:
         advise_config(Answers(7 * GB, stage=0), GPU_HOST)
     assert "a larger --stage" in str(caught.value.fix)
+    assert "hosts alone do not help" in str(caught.value.fix)
+    assert isinstance(caught.value, NothingFitsError)
+    assert len(caught.value.rungs) > 4
 
 
 def test_activations_are_recomputed_before_anything_is_offloaded() -> None:
@@ -231,3 +247,32 @@ def test_the_network_is_said_found_or_assumed(answers: Answers, found: str | Non
 )
 def test_the_learning_rate_falls_with_size_within_bounds(num_parameters: int, rate: float) -> None:
     assert learning_rate(num_parameters) == rate
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (replace(TINY, nvme_path=""), "--nvme is empty"),
+        (replace(TINY, nvme_path=" "), "--nvme is empty"),
+        (replace(TINY, host_memory_bytes=0), "the host memory is 0"),
+        (replace(TINY, gpu_memory_bytes=0), "the GPU memory is 0"),
+        (replace(TINY, gpus_per_node=0), "number of ranks a node is 0"),
+        (replace(TINY, num_nodes=0), "number of nodes is 0"),
+        (replace(TINY, micro_batch_size=0), "micro batch size is 0"),
+        (replace(TINY, global_batch_size=0), "the global batch 0"),
+        (replace(TINY, sequence_length=0), "sequence length is 0"),
+        (replace(TINY, mttf_per_gpu_seconds=0.0), "mean time to failure is 0"),
+    ],
+)
+def test_nothing_and_zero_are_refused(answers: Answers, says: str) -> None:
+    with pytest.raises(ToolkitError, match=says):
+        advise_config(answers, CPU_HOST)
+
+
+def test_findings_in_the_advice_itself_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("DS999", Severity.ERROR, "no good", Where(None, "/x"), None)
+    monkeypatch.setattr("ds_toolkit.advise.presets.lint", lambda *_, **__: [finding])
+    with pytest.raises(ToolkitError, match="own rules") as caught:
+        advise_config(TINY, CPU_HOST)
+    assert "DS999" in str(caught.value.why)
+    assert "no good" in str(caught.value.why)

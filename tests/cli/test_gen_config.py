@@ -76,6 +76,8 @@ def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
         (("--model", "1M", "--host-memory", "much"), "`much` is not a size"),
         (("--model", "70B", "--host-memory", "1GB"), "does not fit"),
         (("--model", "1M", "--stage", "4"), "--stage"),
+        (("--model", "1M", "--nvme", ""), "--nvme is empty"),
+        (("--model", "1M", "--host-memory", "0"), "host memory is 0"),
     ],
 )
 def test_bad_input_ends_with_two_and_without_a_traceback(
@@ -88,6 +90,24 @@ def test_bad_input_ends_with_two_and_without_a_traceback(
     assert "Traceback" not in done.stderr
     assert (tmp_path / "there.json").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+
+
+def test_the_ladder_is_printed_when_nothing_fits_too(tmp_path: Path) -> None:
+    arguments = ("--model", "70B", "--gpu-memory", "24GB", "--gpus-per-node", "2", "--host-memory", "64GB")
+    done = gen_config(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "memory ladder" in done.stdout
+    assert done.stdout.count("ZeRO") == 8
+    assert "--num-nodes" in done.stderr
+    assert "does not fit" in done.stderr
+    done = gen_config(*arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    report = json.loads(done.stdout)
+    assert report["error"]["what"] == "the model does not fit"
+    rungs = report["error"]["rungs"]
+    assert len(rungs) == 8
+    assert not any(rung["fits"] or rung["chosen"] for rung in rungs)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_force_replaces_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ds_toolkit.advise.launching import LAUNCHERS
+from ds_toolkit.cli.gen_launch import LaunchChoice
 from ds_toolkit.env.envfile import read_env_file
 from ds_toolkit.env.hostfile import read_hostfile
 
@@ -31,10 +33,10 @@ def test_each_line_is_explained_on_the_terminal_and_not_in_the_file(tmp_path: Pa
 
 
 def test_running_it_again_keeps_every_line(tmp_path: Path) -> None:
-    (tmp_path / "my_env").write_text("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    (tmp_path / "my_env").write_text("HF_HOME=/data\nNCCL_DEBUG=TRACE\n")
     assert run("gen-env", "-o", "my_env", cwd=tmp_path).returncode == 0
     once = (tmp_path / "my_env").read_text()
-    assert once.startswith("HF_HOME=/data\nNCCL_DEBUG=INFO\n")
+    assert once.startswith("HF_HOME=/data\nNCCL_DEBUG=TRACE\n")
     done = run("gen-env", "-o", "my_env", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["settings"] == {}
     assert (tmp_path / "my_env").read_text() == once
@@ -91,7 +93,10 @@ def test_without_a_file_the_script_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--launcher", "impi"), "no script for impi"),
+        (("--launcher", "impi"), "'impi' is not one of"),
+        (("--launcher", "pdsh", "--script", "my train.py"), "pdsh would not carry the path"),
+        (("--launcher", "slurm", "--for", "lightning"), "no script for Lightning"),
+        (("--launcher", "pdsh", "--hosts", "n1,-oProxyCommand", "-o", "l.sh"), "not the name of a host"),
         (("--launcher", "pdsh", "--hosts", "n1"), "--hosts names 1 hosts, --num-nodes says 2"),
         (("--launcher", "pdsh", "--hosts", "n1,n1", "-o", "l.sh"), "stands twice"),
         (("--launcher", "pdsh", "--master-addr", "$(reboot)"), "not the address"),
@@ -103,3 +108,17 @@ def test_what_cannot_be_launched_is_refused(arguments: tuple[str, ...], says: st
     assert done.returncode == 2
     assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_lists_the_launchers_that_there_are_scripts_for(tmp_path: Path) -> None:
+    text = run("gen-launch", "--help", cwd=tmp_path).stdout
+    assert [choice.value for choice in LaunchChoice] == [launcher.value for launcher in LAUNCHERS]
+    assert "slurm" in text
+    assert "mpich" not in text
+    assert "impi" not in text
+
+
+def test_the_trainer_gets_the_argument_that_its_parser_takes(tmp_path: Path) -> None:
+    text = run(*LAUNCH, "--launcher", "slurm", "--for", "hf", cwd=tmp_path).stdout
+    assert " train.py --deepspeed ds_config.json " in text
+    assert "--deepspeed_config" not in text

@@ -45,11 +45,11 @@ def test_memory_has_a_line_for_each_stage_and_number_of_gpus(tmp_path: Path) -> 
     assert (at_stage_3["stage"], at_stage_3["num_gpus"]) == (3, 8)
     assert at_stage_3["gpu"]["optimizer_bytes"] == 7 * 10**9 * 12 // 8
     assert at_stage_3["host"]["total_bytes"] == 0
-    offloaded = answer(*MEMORY, "--offload-param", cwd=tmp_path)["memory"]
+    offloaded = answer(*MEMORY, "--offload-optimizer", "--offload-param", cwd=tmp_path)["memory"]
     assert isinstance(offloaded, list)
     assert offloaded[-1]["gpu"]["weights_bytes"] == 0
     assert offloaded[-1]["host"]["weights_bytes"] > 0
-    assert "host, a GPU" in plan(*MEMORY, "--offload-param", cwd=tmp_path).stdout
+    assert "host, a GPU" in plan(*MEMORY, "--offload-optimizer", "--offload-param", cwd=tmp_path).stdout
 
 
 def test_communication_has_a_line_for_each_stage(tmp_path: Path) -> None:
@@ -114,6 +114,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ((*MEMORY, "--plot", "out.gif"), "format of the plot"),
+        ((*MEMORY, "--offload-param"), "--offload-param alone is not planned"),
         ((*MEMORY, "--plot", "none/out.png"), "cannot be written"),
         (("memory", "--model", "7B", "--gpus", "8..1"), "is empty"),
         (("memory", "--model", "7B", "--gpus", "many"), "is no list of numbers"),

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.layout import find_tag_folder
@@ -44,6 +45,33 @@ def test_a_flipped_bit_in_any_weight_is_found(tag_folder: Path, tmp_path: Path) 
             flip_a_bit(place.path, place.offset_bytes + place.num_bytes - 1)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
     consolidate(tag_folder, tmp_path / "model.bin")
+
+
+def test_shards_saved_without_crcs_are_read(tmp_path: Path) -> None:
+    """`torch.serialization.set_crc32_options(False)` is a known way to save faster."""
+    folder = tmp_path / "tag"
+    folder.mkdir()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(stage0_state(), folder / "mp_rank_00_model_states.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    consolidate(folder, tmp_path / "model.bin")
+    assert torch.equal(torch.load(tmp_path / "model.bin", weights_only=True)["weight"], torch.arange(1000.0))
+
+
+def stage0_state() -> dict[str, object]:
+    return {
+        "module": {"weight": torch.arange(1000.0)},
+        "buffer_names": [],
+        "optimizer": None,
+        "param_shapes": None,
+        "shared_params": None,
+        "global_steps": 1,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_version": "0.19.8",
+    }
 
 
 def test_a_flipped_bit_in_the_structure_is_found(tag_folder: Path, tmp_path: Path) -> None:

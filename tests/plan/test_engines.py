@@ -91,9 +91,6 @@ def test_memory_is_what_engines_hold(num_ranks: int) -> None:
         for kind in ("weights", "gradients", "optimizer"):
             measured = max(line[kind] for line in ranks)
             assert items[kind] == pytest.approx(measured, rel=0.01), (case, kind)
-        # Nothing is left out: all live tensors of the process but the model's own buffers.
-        everything = max(line["everything"] - line["module_buffers"] for line in ranks)
-        assert sum(items.values()) == pytest.approx(everything, rel=0.05), case
 
 
 @pytest.mark.timeout(240)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from ds_toolkit.env.variables import SECRET_NAME
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MYSQL_PWD",
+        "DB_PWD",
+        "MY_PASS",
+        "PASSPHRASE",
+        "SSH_PASSPHRASE",
+        "GITHUB_PAT",
+        "WANDB_KEY",
+        "CREDS",
+        "AWS_CREDS",
+        "SECRETS",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert SECRET_NAME.search(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_TOKENS",
+        "PWD",
+        "OLDPWD",
+        "PATH",
+        "KEYBOARD",
+        "PYTHONPATH",
+        "BYPASS",
+        "COMPAT",
+    ],
+)
+def test_names_that_only_look_like_secrets(name: str) -> None:
+    assert not SECRET_NAME.search(name)
