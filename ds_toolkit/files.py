@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ds_toolkit.errors import ToolkitError
+
 CRC_CHUNK_BYTES = 8 * 2**20
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -29,6 +31,21 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_utf8(path: Path, noun: str) -> str:
+    """The text of a file, its line ends as they are.
+
+    Raises:
+        ToolkitError: `the <noun>` cannot be opened, or is not UTF-8 text.
+    """
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ToolkitError(f"the {noun} cannot be read", where=path, why=error.strerror) from error
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8"
+        raise ToolkitError(f"the {noun} is not text", where=path, why=why) from error
 
 
 def make_directory(path: Path) -> None:

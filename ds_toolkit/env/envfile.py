@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.files import read_utf8
 
 DEFAULT_NAME = ".deepspeed_env"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -75,14 +76,7 @@ def read_env_file(path: Path) -> EnvFile:
     Raises:
         ToolkitError: it cannot be opened, or is not UTF-8 text.
     """
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise ToolkitError("the environment file cannot be read", where=path, why=error.strerror) from error
-    except UnicodeDecodeError as error:
-        why = f"byte {error.start} is not UTF-8"
-        raise ToolkitError("the environment file is not text", where=path, why=why) from error
-    return parse_env_text(text, file=str(path))
+    return parse_env_text(read_utf8(path, "environment file"), file=str(path))
 
 
 def parse_env_text(text: str, file: str | None = None) -> EnvFile:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.files import read_utf8
 
 _ENTRY = re.compile(r"(\S+)\s+slots=(\d+)(.*)")
 
@@ -65,14 +66,7 @@ def read_hostfile(path: Path) -> Hostfile:
     Raises:
         ToolkitError: it cannot be opened, or is not UTF-8 text.
     """
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise ToolkitError("the hostfile cannot be read", where=path, why=error.strerror) from error
-    except UnicodeDecodeError as error:
-        why = f"byte {error.start} is not UTF-8"
-        raise ToolkitError("the hostfile is not text", where=path, why=why) from error
-    return parse_hostfile_text(text, file=str(path))
+    return parse_hostfile_text(read_utf8(path, "hostfile"), file=str(path))
 
 
 def parse_hostfile_text(text: str, file: str | None = None) -> Hostfile:

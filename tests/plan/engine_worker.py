@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import deepspeed
@@ -86,18 +86,6 @@ def micro_steps(engine: Any, count: int) -> Iterator[None]:
         engine.step()
 
 
-def storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Bytes by address of what these tensors, and their gradients, are stored in."""
-    found: dict[int, int] = {}
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        for view in (tensor, tensor.grad if tensor.is_leaf else None):
-            if view is not None and view.untyped_storage().nbytes():
-                found[view.untyped_storage().data_ptr()] = view.untyped_storage().nbytes()
-    return found
-
-
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     if torch.is_tensor(value):
         yield value  # type: ignore[misc]
@@ -146,7 +134,6 @@ def owners(engine: Any) -> dict[str, dict[int, int]]:
             for tensor in tensors_in([masters, list(inner.state.values())])
             if tensor.numel() > 1
         ),
-        "module_buffers": tensors_in(list(engine.module.buffers())),
     }
     seen: set[int] = set()
     result = {}
@@ -169,20 +156,11 @@ def plain_storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def held(case: dict[str, Any]) -> dict[str, object]:
-    """The most that is held of each kind at any moment of a step, and of everything together."""
-    gc.collect()
-    before = storages(gc.get_objects())
+    """The most that is held of each kind at any moment of a step."""
     engine = new_engine(case)
     most: dict[str, int] = {}
 
-    def look_at_step(*_: object) -> None:
-        everything = {
-            address: size for address, size in storages(gc.get_objects()).items() if address not in before
-        }
-        most["everything"] = max(most.get("everything", 0), sum(everything.values()))
-
     def look(*_: object) -> None:
-        look_at_step()
         for name, found in owners(engine).items():
             most[name] = max(most.get(name, 0), sum(found.values()))
 
@@ -195,13 +173,8 @@ def held(case: dict[str, Any]) -> dict[str, object]:
     else:
         # Everything that a forward pass gathers is there at its end, unless it was given up.
         handles = [engine.module.blocks[-1].register_forward_hook(look)]
-    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    handles.append(inner.register_step_pre_hook(look_at_step))
-    with counting() as backend:
-        # Stage 0 reduces a flat copy of the gradients, stage 1 copies its share after the first bucket.
-        backend.before = [look_at_step] * 4 if case["stage"] < 2 else []
-        for _ in micro_steps(engine, case["accumulation"]):
-            look()
+    for _ in micro_steps(engine, case["accumulation"]):
+        look()
     for handle in handles:
         handle.remove()
     engine.destroy()
@@ -214,7 +187,6 @@ class Counting:
     def __init__(self, backend: Any) -> None:
         self.backend = backend
         self.bytes: dict[str, int] = {}
-        self.before: list[Callable[[], None]] = []
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.backend, name)
@@ -229,8 +201,6 @@ class Counting:
 
         def counted(*arguments: Any, **keywords: Any) -> Any:
             sizes = [part.nbytes for part in tensors_in([*arguments, *keywords.values()])]
-            if self.before:
-                self.before.pop()()
             self.bytes[name] = self.bytes.get(name, 0) + max(sizes)
             return value(*arguments, **keywords)
 
