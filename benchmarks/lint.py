@@ -27,7 +27,10 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": 4,
     "gradient_clipping": 1.0,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10000, "warmup_num_steps": 100}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"total_num_steps": 10000, "warmup_num_steps": 100, "warmup_max_lr": 1e-4},
+    },
     "bf16": {"enabled": True},
     "zero_optimization": {
         "stage": 3,

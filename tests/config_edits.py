@@ -21,7 +21,8 @@ GOOD: list[dict[str, Any]] = [
         "steps_per_print": 10,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}},
         "scheduler": {
-            "type": "WarmupDecayLR",
+            # It scales the optimizer's learning rate, which may then be any.
+            "type": "WarmupCosineLR",
             "params": {"total_num_steps": 10000, "warmup_num_steps": 100, "warmup_type": "linear"},
         },
         "bf16": {"enabled": True},

@@ -19,6 +19,7 @@ from ds_toolkit.rules import Example, Rule
 FAMILIES = {
     **dict.fromkeys(("keys", "sections", "spelling", "values"), "0"),
     **dict.fromkeys(("batch", "optimizer", "params", "scheduler"), "1"),
+    **dict.fromkeys(("curves", "implementations", "torch_schedulers"), "1"),
     "zero": "2",
     "precision": "3",
     "offload": "4",

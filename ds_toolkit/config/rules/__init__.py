@@ -7,6 +7,8 @@ from ds_toolkit.config.rules import (
     checkpoint,
     communication,
     consumers,
+    curves,
+    implementations,
     keys,
     offload,
     optimizer,
@@ -16,6 +18,7 @@ from ds_toolkit.config.rules import (
     sections,
     spelling,
     toolkit,
+    torch_schedulers,
     values,
     zero,
 )
@@ -27,6 +30,8 @@ __all__ = [
     "checkpoint",
     "communication",
     "consumers",
+    "curves",
+    "implementations",
     "keys",
     "offload",
     "optimizer",
@@ -36,6 +41,7 @@ __all__ = [
     "sections",
     "spelling",
     "toolkit",
+    "torch_schedulers",
     "values",
     "zero",
 ]

@@ -13,6 +13,7 @@ from ds_toolkit.config.schema.param_values import (
     SCHEDULER_VALUES,
     ParamValue,
 )
+from ds_toolkit.config.schema.torch_values import TORCH_SCHEDULER_VALUES
 from ds_toolkit.config.subject import Config, json_pointer
 from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
@@ -45,21 +46,31 @@ def optimizer_param_value(config: Config) -> Iterator[Problem]:
 def scheduler_param_value(config: Config) -> Iterator[Problem]:
     """A value in the scheduler's params is of the wrong kind, or outside the range that makes sense.
 
-    DeepSpeed's schedulers compute with params as they are: a quoted number is a TypeError, and an interval of
-    no steps is refused or divides by zero.
+    DeepSpeed's schedulers and torch's compute with params as they are: a quoted number is a TypeError, and an
+    interval of no steps is refused or divides by zero. Some values pass and are wrong: torch takes a
+    `step_size` below zero for an interval, and a `gamma` below zero turns the learning rate around.
 
     Bad:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "1e-4"}}}
     Bad:
         {"train_batch_size": 8,
          "scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 0}}}
+    Bad:
+        {"train_batch_size": 8, "scheduler": {"type": "StepLR", "params": {"step_size": 0}}}
+    Bad:
+        {"train_batch_size": 8, "scheduler": {"type": "OneCycleLR", "params": {"max_lr": 0.1,
+         "total_steps": 1000, "anneal_strategy": "cosine"}}}
     Good:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4}}}
+    Good:
+        {"train_batch_size": 8, "scheduler": {"type": "OneCycleLR", "params": {"max_lr": 0.1,
+         "total_steps": 1000, "anneal_strategy": "cos"}}}
     """
-    known = SCHEDULER_PARAMS.get(str(config.section("scheduler").get("type")), frozenset())
+    name = str(config.section("scheduler").get("type"))
+    own = SCHEDULER_PARAMS.get(name, frozenset())
+    known = {key: SCHEDULER_VALUES.get(key) for key in own} or TORCH_SCHEDULER_VALUES.get(name, {})
     for key, value in config.section("scheduler", "params").items():
-        if key in known:
-            yield from _problems("scheduler", key, value, SCHEDULER_VALUES.get(key))
+        yield from _problems("scheduler", key, value, known.get(key))
 
 
 def _problems(section: str, key: str, value: object, expected: ParamValue | None) -> Iterator[Problem]:

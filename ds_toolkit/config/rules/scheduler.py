@@ -12,6 +12,7 @@ from ds_toolkit.config.schema.optimization import (
     SCHEDULER_PARAMS,
 )
 from ds_toolkit.config.schema.torch_classes import NEEDED_TORCH_PARAMS, TORCH_SCHEDULERS
+from ds_toolkit.config.schema.torch_values import NEEDS_OBJECTS
 from ds_toolkit.config.subject import Config, json_pointer, whole_number
 from ds_toolkit.findings import Edit, Severity
 from ds_toolkit.rules import Problem
@@ -30,7 +31,8 @@ def unknown_scheduler(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}
     """
     name = config.section("scheduler").get("type")
-    if isinstance(name, str) and name not in SCHEDULER_PARAMS and name not in TORCH_SCHEDULERS:
+    known_names = SCHEDULER_PARAMS.keys() | TORCH_SCHEDULERS.keys() | NEEDS_OBJECTS.keys()
+    if isinstance(name, str) and name not in known_names:
         known = {known.lower(): known for known in (*SCHEDULER_PARAMS, *TORCH_SCHEDULERS)}
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
         fix = f"did you mean `{known[near[0]]}`?" if near else f"use one of {', '.join(SCHEDULER_PARAMS)}"

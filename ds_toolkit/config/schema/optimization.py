@@ -38,7 +38,8 @@ _TORCH_ADAM = frozenset(
         "fused",
     }
 )
-_ADAM_SWITCHES = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
+# The engine takes these out, whatever it makes.
+ADAM_SWITCHES = frozenset({"torch_adam", "adam_w_mode", "fp32_optimizer_states"})
 _LION = frozenset({"lr", "betas", "weight_decay"})
 _ADAGRAD = frozenset(
     {
@@ -53,12 +54,21 @@ _ADAGRAD = frozenset(
         "fused",
     }
 )
+_CPU_ADAGRAD = frozenset({"lr", "eps", "weight_decay", "amsgrad", "fp32_optimizer_states"})
 
+# What the implementations take that DeepSpeed picks from, by the name in lower case: `fused` unless the
+# optimizer's states are offloaded (`cpu`), or `torch_adam` asks for torch's.
+IMPLEMENTATIONS: dict[str, dict[str, frozenset[str]]] = {
+    "adam": {"fused": _FUSED_ADAM, "cpu": _CPU_ADAM, "torch": _TORCH_ADAM},
+    "adamw": {"fused": _FUSED_ADAM, "cpu": _CPU_ADAM, "torch": _TORCH_ADAM},
+    "adagrad": {"torch": _ADAGRAD, "cpu": _CPU_ADAGRAD},
+    "lion": {"fused": _LION | {"set_grad_none"}, "cpu": _LION | {"fp32_optimizer_states"}},
+}
 # By the name in lower case, which DeepSpeed compares; every implementation it may pick is counted.
 OPTIMIZER_PARAMS: dict[str, frozenset[str]] = {
-    "adam": _FUSED_ADAM | _CPU_ADAM | _TORCH_ADAM | _ADAM_SWITCHES,
-    "adamw": _FUSED_ADAM | _CPU_ADAM | _TORCH_ADAM | _ADAM_SWITCHES,
-    "adagrad": _ADAGRAD | {"amsgrad", "fp32_optimizer_states"},
+    "adam": _FUSED_ADAM | _CPU_ADAM | _TORCH_ADAM | ADAM_SWITCHES,
+    "adamw": _FUSED_ADAM | _CPU_ADAM | _TORCH_ADAM | ADAM_SWITCHES,
+    "adagrad": _ADAGRAD | _CPU_ADAGRAD,
     "lamb": frozenset(
         {
             "lr",
@@ -73,7 +83,7 @@ OPTIMIZER_PARAMS: dict[str, frozenset[str]] = {
         }
     ),
     "lion": _LION | {"set_grad_none", "fp32_optimizer_states"},
-    "muon": _ADAM_SWITCHES
+    "muon": ADAM_SWITCHES
     | {"lr", "momentum", "weight_decay", "ns_method", "betas", "eps", "muon_lr", "adam_lr"},
 }
 # These come from the package mup, whose arguments are not DeepSpeed's business.

@@ -1,4 +1,7 @@
-"""What the values in the params of optimizers and schedulers may be; optimization.py has their names."""
+"""What the values in the params of optimizers and of DeepSpeed's schedulers may be.
+
+optimization.py has their names, torch_values.py what torch's schedulers take.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ class Number:
         low: the least value.
         low_counts: whether the least value itself is allowed.
         below: what it must stay below.
+        high: the greatest value.
         whole: whether it must be written without a dot.
+        dotted: whether it must be written with one.
         null: whether `null` is a value of its own.
         per_group: whether a list may give one for each parameter group.
         converted: whether DeepSpeed makes a number of a text that spells one.
@@ -23,7 +28,9 @@ class Number:
     low: float = -math.inf
     low_counts: bool = True
     below: float = math.inf
+    high: float = math.inf
     whole: bool = False
+    dotted: bool = False
     null: bool = False
     per_group: bool = False
     converted: bool = False
@@ -31,9 +38,13 @@ class Number:
     @property
     def expected(self) -> str:
         """What to write, in words."""
-        noun = "a whole number" if self.whole else "a number"
+        noun = (
+            "a whole number" if self.whole else "a number with a decimal point" if self.dotted else "a number"
+        )
         if self.low > -math.inf:
             noun += f", {self.low:g} or more" if self.low_counts else f" above {self.low:g}"
+        if self.high < math.inf:
+            noun += f", {self.high:g} or less"
         return noun if self.below == math.inf else f"{noun}, below {self.below:g}"
 
     def takes(self, value: object) -> bool:
@@ -51,9 +62,11 @@ class Number:
 
     def _takes_one(self, value: object) -> bool:
         # Python takes true for 1, and so would the arithmetic; whoever wrote it meant something else.
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+        kind = int if self.whole else float if self.dotted else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        return self.low <= value < self.below and (self.low_counts or value > self.low)
+        in_range = self.low <= value <= self.high and value < self.below
+        return in_range and (self.low_counts or value > self.low)
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,39 @@ class Switch:
         return value is None or isinstance(value, bool) or value in (0, 1)
 
 
-ParamValue = Number | Pair | Switch
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    values: tuple[str | int | None, ...]
+
+    @property
+    def expected(self) -> str:
+        """What to write, in words."""
+        return " or ".join("null" if value is None else str(value) for value in self.values)
+
+    def takes(self, value: object) -> bool:
+        """Whether it is one of them; true and false are no numbers."""
+        return not isinstance(value, bool) and value in self.values
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A list of numbers of one range, as many as one likes."""
+
+    each: Number
+
+    @property
+    def expected(self) -> str:
+        """What to write, in words."""
+        return f"a list, each {self.each.expected}"
+
+    def takes(self, value: object) -> bool:
+        """Whether it is a list of such numbers."""
+        return isinstance(value, list) and all(self.each.takes(each) for each in value)
+
+
+ParamValue = Number | Pair | Switch | Choice | Numbers
 
 _RATE = Number(low=0)
 _MOMENTUM = Number(low=0, below=1)
@@ -100,6 +145,13 @@ OPTIMIZER_VALUES: dict[str, ParamValue] = {
     **dict.fromkeys(("bias_correction", "amsgrad", "set_grad_none", "torch_adam", "adam_w_mode"), _SWITCH),
     **dict.fromkeys(("fp32_optimizer_states", "foreach", "maximize", "capturable", "fused"), _SWITCH),
     **dict.fromkeys(("differentiable", "eps_inside_sqrt", "nesterov", "centered"), _SWITCH),
+    # Of torch's own classes, each of which calls something else by these names.
+    **dict.fromkeys(("alpha", "lambd", "momentum_decay"), _RATE),
+    **dict.fromkeys(("dampening", "t0"), Number()),
+    "rho": Number(low=0, high=1),
+    "d": Number(low=1),
+    "beta2_decay": Number(high=0),
+    "step_sizes": Pair(_RATE),
 }
 # In these classes of torch the name means something else; None is not looked at.
 OTHER_MEANINGS: dict[tuple[str, str], ParamValue | None] = {
