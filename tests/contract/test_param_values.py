@@ -15,6 +15,16 @@ OPTIMIZERS: list[tuple[str, str, Any, bool]] = [
     *(("AdamW", "eps", value, value == 1e-8) for value in (1e-8, -1, "1e-8")),
     *(("AdamW", "betas", value, value == [0.0, 0.9]) for value in ([0.0, 0.9], 0.9, [0.9] * 3, [1.0, 0.9])),
     *(("SGD", "momentum", value, value == 1.5) for value in (1.5, -1, "0.9")),
+    *(("RMSprop", "alpha", value, value == 1.5) for value in (1.5, -1, "0.9")),
+    *(("Adadelta", "rho", value, value in (0, 1)) for value in (0, 1, 1.5, -1, "0.9")),
+    *(("ASGD", key, value, value == 0.5) for key in ("alpha", "lambd") for value in (0.5, "0.5")),
+    *(("NAdam", "momentum_decay", value, value == 0.1) for value in (0.1, -1, "0.1")),
+    *(("Adafactor", "d", value, value == 1) for value in (1, 0.5, "1")),
+    *(("Adafactor", "beta2_decay", value, value in (0, -0.8)) for value in (0, -0.8, 0.5, "0")),
+    *(
+        ("Rprop", "step_sizes", value, value == [0.0, 50])
+        for value in ([0.0, 50], [1], [1, 2, 3], 1, [1, "2"])
+    ),
 ]
 SCHEDULERS: list[tuple[str, str, Any, bool]] = [
     *(("WarmupLR", "warmup_max_lr", value, value in (None, 0.1)) for value in (None, 0.1, "1e-4")),

@@ -26,9 +26,9 @@ _CLASSES = {
     ("lion", "cpu"): "DeepSpeedCPULion",
 }
 _CHOSEN_BY = {
-    "fused": "which is used unless `torch_adam` is true or the optimizer is offloaded",
-    "cpu": "which is used because the optimizer is offloaded",
-    "torch": "which is used because `torch_adam` is true",
+    "fused": ", used unless `torch_adam` is true or the optimizer is offloaded,",
+    "cpu": ", used because the optimizer is offloaded,",
+    "torch": ", used because `torch_adam` is true,",
 }
 
 
@@ -61,8 +61,8 @@ def param_of_another_implementation(config: Config) -> Iterator[Problem]:
         others = [other for other, known in implementations.items() if key in known]
         if not others or picked in others or key in removed_before:
             continue
-        why = f", {_CHOSEN_BY[picked]}" if name in ("adam", "adamw") else ""
-        message = f"{_CLASSES[name, picked]} takes no `{key}`{why}"
+        why = _CHOSEN_BY[picked] if name in ("adam", "adamw") or picked == "cpu" else ""
+        message = f"{_CLASSES[name, picked]}{why} takes no `{key}`"
         known_to = " and ".join(_CLASSES[name, other] for other in others)
         torch_adam = others == ["torch"] and name in ("adam", "adamw")
         fix = 'add "torch_adam": true, or remove it' if torch_adam else f"remove it: only {known_to} takes it"
