@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ds_toolkit.config.moves import moved_text, separators
 from ds_toolkit.config.reader import Document, read_config_text
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import UNCHANGED, Edit, Finding
@@ -32,14 +32,14 @@ def apply_edit(document: Document, edit: Edit) -> Document | None:
         wanted = _edited_data(document.data, edit)
     except RecursionError:
         return None
-    text = _edited_text(document, edit) if wanted is not None else None
-    if text is None:
-        return None
-    try:
-        edited = read_config_text(text, document.file)
-    except ToolkitError:
-        return None
-    return edited if edited.data == wanted and not edited.repeated else None
+    for text in _edited_texts(document, edit) if wanted is not None else ():
+        try:
+            edited = read_config_text(text, document.file)
+        except ToolkitError:
+            continue
+        if edited.data == wanted and not edited.repeated:
+            return edited
+    return None
 
 
 def _edited_data(data: dict[str, Any], edit: Edit) -> dict[str, Any] | None:
@@ -70,55 +70,24 @@ def _edited_data(data: dict[str, Any], edit: Edit) -> dict[str, Any] | None:
     return data
 
 
-def _edited_text(document: Document, edit: Edit) -> str | None:
+def _edited_texts(document: Document, edit: Edit) -> Iterator[str]:
+    """What the text may have to be, the likeliest first."""
     text, span = document.text, document.spans[edit.pointer]
     old_key = _unescape(edit.pointer.rpartition("/")[2])
     quoted = text[span.key] in "\"'"
     key_end = span.key + len(old_key) + (2 if quoted else 0)
     if span.key == span.value or text[span.key + quoted : key_end - quoted] != old_key:
-        return None
+        return
     value_end = span.value + len(text[span.value : span.end].rstrip())
     new_key = json.dumps(edit.key) if edit.key else text[span.key : key_end]
     new_value = text[span.value : value_end] if edit.value is UNCHANGED else json.dumps(edit.value)
     member = new_key + text[key_end : span.value] + new_value
     if edit.section is None:
-        return text[: span.key] + member + text[value_end:]
-    if not edit.section:
-        root = re.compile(r"\ufeff?\s*(?=\{)").match(text)
-        return _moved(text, (span.key, value_end), root.end(), member) if root else None
-    section = document.spans.get(edit.section)
-    if section is None:
-        if edit.section.count("/") != 1:
-            return None
-        wrapped = f'"{_unescape(edit.section[1:])}": {{{member}}}'
-        return text[: span.key] + wrapped + text[value_end:]
-    return _moved(text, (span.key, value_end), section.value, member)
-
-
-def _moved(text: str, removed: tuple[int, int], section: int, member: str) -> str | None:
-    if text[section : section + 1] != "{":
-        return None
-    inside = re.compile(r"\{(\s*)").match(text, section)
-    if inside is None:
-        return None
-    empty = text[inside.end() : inside.end() + 1] == "}"
-    inserted = member if empty else f"{member},{inside[1] or ' '}"
-    start, end = removed
-    behind = re.compile(r"[ \t]*,").match(text, end)
-    if behind:
-        end = behind.end()
-        rest = re.compile(r"[ \t]*\n").match(text, end)
-        line_start = text.rfind("\n", 0, start) + 1
-        if rest and not text[line_start:start].strip():
-            start, end = line_start, rest.end()
-        else:
-            end += len(text[end:]) - len(text[end:].lstrip(" \t"))
-    else:
-        before = re.search(r",\s*$", text[:start])
-        start = before.start() if before else start
-    at = inside.end()
-    first, second = sorted([(start, end, ""), (at, at, inserted)])
-    return text[: first[0]] + first[2] + text[first[1] : second[0]] + second[2] + text[second[1] :]
+        yield text[: span.key] + member + text[value_end:]
+        return
+    for comma in separators(document):
+        if (moved := moved_text(document, edit.pointer, member, edit.section, comma)) is not None:
+            yield moved
 
 
 def _object_at(data: dict[str, Any], pointer: str) -> dict[str, Any] | None:

@@ -86,11 +86,11 @@ def test_several_fixes_are_made_in_turn_and_comments_stay() -> None:
         ('{"a": 1, "b": 2}', Edit("/a", key="b")),
         ('{"a": 1}', Edit("/missing", value=2)),
         ('{"a": 1, "s": {"a": 2}}', Edit("/a", section="/s")),
-        ('{"a": 1}', Edit("/a", section="/s/t")),
+        ('{"a": 1, "s": [1]}', Edit("/a", section="/s/t")),
         ('{"\\u0061": 1}', Edit("/a", key="b")),
         ('{"a": {"b": 1}, "a": {"b": 1}}', Edit("/a/b", value=2)),
     ],
-    ids=["taken", "not there", "taken there", "two sections deep", "written with escapes", "said twice"],
+    ids=["taken", "not there", "taken there", "into a list", "written with escapes", "said twice"],
 )
 def test_an_edit_that_cannot_be_proved_right_is_not_made(text: str, edit: Edit) -> None:
     assert apply_edit(read_config_text(text), edit) is None
