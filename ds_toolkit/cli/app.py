@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from ds_toolkit.errors import ToolkitError
 
 FAILURE = 2
+_NAME = "ds-toolkit"
+# Typer may keep click under a name of its own; what it hands out is a child of what it raises.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 # In the order of the help; each is a function, or a table of commands, in a module of this room.
 _COMMANDS = {
@@ -30,7 +34,7 @@ _COMMANDS = {
 def make_app(only: str | None = None) -> typer.Typer:
     """The command with all its commands; `only` leaves the others out, which a run of one has no use for."""
     app = typer.Typer(
-        name="ds-toolkit",
+        name=_NAME,
         help="Configs, checkpoints and failures of DeepSpeed runs.",
         no_args_is_help=True,
         add_completion=False,
@@ -68,26 +72,49 @@ def run() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    as_json = _wants_json(sys.argv[1:])
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
-        make_app(first if first in _COMMANDS else None)()
+        app = make_app(first if first in _COMMANDS else None)
+        # What a wrong call is told by itself is text for people.
+        sys.exit((app(prog_name=_NAME, standalone_mode=False) or 0) if as_json else app())
     except BaseException as error:
         if stopped_by:
             # Cleaning up may have failed on the way, as torch's does in the middle of a file.
             sys.exit(128 + stopped_by[0])
         if isinstance(error, ToolkitError):
-            _fail(error)
+            _fail(error, as_json=as_json)
         if isinstance(error, OSError):
             # Permissions and full disks at places that no command has a word of its own for.
-            _fail(ToolkitError(error.strerror or str(error), where=error.filename))
+            _fail(ToolkitError(error.strerror or str(error), where=error.filename), as_json=as_json)
+        if isinstance(error, _UsageError):
+            _fail(_as_toolkit_error(error), as_json=as_json)
+        if isinstance(error, typer.Abort):
+            sys.exit(1)
         raise
 
 
-def _fail(error: ToolkitError) -> NoReturn:
+def _wants_json(arguments: list[str]) -> bool:
+    """Whether a program will read the answer; asked before the arguments are known to be right."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    pairs = itertools.pairwise(options)
+    return "--json" in options or "--format=json" in options or ("--format", "json") in pairs
+
+
+def _as_toolkit_error(error: Any) -> ToolkitError:
+    """A wrong call of a command, as every other failure is told."""
+    what = " ".join(error.format_message().split()).removesuffix(".").replace("Value error, ", "")
+    # An option without its value is noticed before it is known whose option it is.
+    called = " ".join([_NAME, *(name for name in sys.argv[1:2] if name in _COMMANDS)])
+    command = error.ctx.command_path if error.ctx is not None else called
+    return ToolkitError(what, where=command, fix=f"see `{command} --help`")
+
+
+def _fail(error: ToolkitError, *, as_json: bool) -> NoReturn:
     # Rarely needed, and it loads rich.
     from ds_toolkit.cli.output import print_error
 
     # Standard output may be the very thing that failed; standard error has the word then.
     with contextlib.suppress(OSError):
-        print_error(error, as_json="--json" in sys.argv)
+        print_error(error, as_json=as_json)
     sys.exit(FAILURE)

@@ -30,12 +30,13 @@ class Format(str, Enum):
 def report(findings: Sequence[Finding], errors: Sequence[ToolkitError], num_files: int, form: Format) -> None:
     """Print findings on standard output; errors are files that could not be read.
 
-    Errors go to standard error, and into annotations and SARIF as well.
+    Errors go to standard error, and into JSON, annotations and SARIF as well.
     """
     if form is Format.JSON:
         from ds_toolkit.cli.output import print_json
 
-        print_json({"findings": [as_json(finding) for finding in findings]})
+        unread = {"errors": [error.as_dict() for error in errors]} if errors else {}
+        print_json({"findings": [as_json(finding) for finding in findings], **unread})
     elif form is Format.GITHUB:
         lines = [_annotation(finding) for finding in findings] + [
             _error_annotation(error) for error in errors

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
 import torch
+import typer.main
+
+from ds_toolkit.cli.app import make_app, run
 
 COMMAND = [sys.executable, "-m", "ds_toolkit"]
 
@@ -125,3 +129,110 @@ def test_the_help_names_all_commands() -> None:
     finished = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
     for name in ("gen-config", "gen-env", "gen-launch", "plan", "lint", "explain", "schema", "consolidate"):
         assert f"  {name}" in finished.stdout
+
+
+def machine_readable(command: Any, names: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[str]]:
+    """Every command that can print JSON, with the arguments that ask for it."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, inner in getattr(command, "commands", {}).items():
+        found |= machine_readable(inner, (*names, name))
+    options = {option for parameter in command.params for option in parameter.opts}
+    for asked in (["--json"], ["--format", "json"]):
+        if asked[0] in options:
+            found[names] = asked
+    return found
+
+
+MACHINE_READABLE = machine_readable(typer.main.get_command(make_app()))
+
+
+def test_the_commands_that_print_json_are_these() -> None:
+    assert {" ".join(names) for names in MACHINE_READABLE} == {
+        *("gen-config", "gen-env", "lint", "consolidate"),
+        *("plan memory", "plan comm", "plan interval", "plan batch"),
+    }
+
+
+def answer(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The error object that a wrong call prints, and nothing else."""
+    monkeypatch.setattr(sys, "argv", ["ds-toolkit", *arguments])
+    with pytest.raises(SystemExit) as end:
+        run()
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert printed.err == ""
+    told = json.loads(printed.out)
+    assert list(told) == ["schema", "error"]
+    assert list(told["error"]) == ["what", "where", "why", "fix"]
+    error: dict[str, str] = told["error"]
+    return error
+
+
+@pytest.mark.parametrize(("names", "asked"), MACHINE_READABLE.items(), ids=" ".join)
+def test_a_wrong_call_is_told_in_json_where_json_is_asked_for(
+    names: tuple[str, ...],
+    asked: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = answer([*names, *asked, "--no-such-flag"], capsys, monkeypatch)
+    assert error["what"].startswith("No such option: --no-such-flag")
+    assert error["where"] == f"ds-toolkit {' '.join(names)}"
+    assert error["fix"] == f"see `ds-toolkit {' '.join(names)} --help`"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "where"),
+    [
+        ("lint --format json", "Missing argument 'FILE...'", "ds-toolkit lint"),
+        ("lint --format=json", "Missing argument 'FILE...'", "ds-toolkit lint"),
+        ("consolidate --json", "Missing argument 'CKPT'", "ds-toolkit consolidate"),
+        ("plan memory --json", "Missing option '--model'", "ds-toolkit plan memory"),
+        ("plan memory --json --model", "Option '--model' requires an argument", "ds-toolkit plan"),
+        (
+            "lint c.json --for everyone --format json",
+            "Invalid value for '--for': 'everyone' is not one of 'native', 'hf', 'accelerate', 'lightning'",
+            "ds-toolkit lint",
+        ),
+        ("plan nothing --json", "No such command 'nothing'", "ds-toolkit plan"),
+        ("nothing --json", "No such command 'nothing'", "ds-toolkit"),
+        ("lint c.json --ignore DS999 --format json", "there is no rule `DS999`", None),
+    ],
+)
+def test_every_kind_of_wrong_call_has_its_json(
+    arguments: str,
+    what: str,
+    where: str | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = answer(arguments.split(), capsys, monkeypatch)
+    assert error["what"] == what
+    assert error["where"] == where
+
+
+@pytest.mark.parametrize("arguments", ["lint --nope", "lint --nope --format sarif", "lint --nope -- --json"])
+def test_a_wrong_call_is_told_to_people_as_ever(
+    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ds-toolkit", *arguments.split()])
+    with pytest.raises(SystemExit) as end:
+        run()
+    printed = capsys.readouterr()
+    assert end.value.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("Usage: ")
+
+
+def test_right_calls_end_with_their_own_codes_when_json_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, code in (('{"train_batch_size": 8}', 0), ('{"mine": 1}', 1)):
+        (tmp_path / "c.json").write_text(text)
+        monkeypatch.setattr(sys, "argv", ["ds-toolkit", "lint", str(tmp_path / "c.json"), "--format", "json"])
+        with pytest.raises(SystemExit) as end:
+            run()
+        assert end.value.code == code
+        assert "findings" in json.loads(capsys.readouterr().out)

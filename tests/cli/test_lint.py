@@ -120,6 +120,18 @@ def test_json_has_its_version_and_its_keys(ds_toolkit: Command) -> None:
     }
 
 
+def test_files_that_cannot_be_read_stand_in_the_json_beside_the_findings_of_others(
+    ds_toolkit: Command,
+) -> None:
+    code, out, err = ds_toolkit("lint", "broken.json", "missing.json", "--format", "json")
+    report = json.loads(out)
+    assert code == 2
+    assert len(report["findings"]) == 2
+    (error,) = report["errors"]
+    assert (error["what"], error["where"]) == ("the file cannot be read", "missing.json")
+    assert "missing.json" in err
+
+
 def test_github_annotations_are_escaped(ds_toolkit: Command, tmp_path: Path) -> None:
     (tmp_path / "a,b%.json").write_text('{"train_batch_size": 8, "5% of\\nit": 1}')
     code, out, _ = ds_toolkit("lint", "a,b%.json", "missing.json", "--format", "github")
