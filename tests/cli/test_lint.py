@@ -139,7 +139,8 @@ def test_github_annotations_are_escaped(ds_toolkit: Command, tmp_path: Path) -> 
     assert out.splitlines() == [
         # A key that is written with escapes is placed at its value.
         "::warning file=a%2Cb%25.json,line=1,col=38,title=DS002 unknown-key::"
-        "DeepSpeed does not know `5%25 of\\nit` and ignores it; remove it, or call it `x-5%25 of\\nit`",
+        "DeepSpeed does not know `5%25 of\\nit` and ignores it; "
+        "remove it, or mark it as your own: `x-5%25 of\\nit`",
         "::error file=missing.json,title=unreadable::the file cannot be read%0A  where: missing.json%0A"
         "  why:   No such file or directory",
     ]

@@ -156,11 +156,42 @@ def test_what_runs_is_no_error(config: dict[str, object], world_size: int | None
         ({"micro_batch_size": 1}, "DS005", "write `train_micro_batch_size_per_gpu`"),
         ({"batch_size": 1}, "DS005", "write `train_batch_size`"),
         ({"train_batch": 1}, "DS005", "write `train_batch_size`"),
-        ({"num_workers": 1}, "DS002", "remove it, or call it `x-num_workers`"),
-        ({"max_tokens": 1}, "DS002", "remove it, or call it `x-max_tokens`"),
+        ({"num_workers": 1}, "DS002", "remove it, or mark it as your own: `x-num_workers`"),
+        ({"max_tokens": 1}, "DS002", "remove it, or mark it as your own: `x-max_tokens`"),
         ({"find_unused_parameter": True}, "DS020", "remove it: `zero_optimization."),
         ({"steps_per_print": 0}, "DS017", "expected: greater than or equal to 1 or less than or equal to -1"),
         ({"gradient_clipping": "1_0"}, "DS013", "expected: "),
+        ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 0.4}}, "DS015", "write 1"),
+        ({"steps_per_print": -0.4}, "DS015", "write 0"),
+        (
+            {
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "max_grad_norm": 1}},
+                "gradient_clipping": 1,
+            },
+            "DS114",
+            "remove it: `gradient_clipping` is set",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+            "DS119",
+            'add `optimizer`, or "zero_force_ds_cpu_optimizer": false',
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "cpu_offload_param": True, "offload_param": {}}},
+            "DS012",
+            "keep `offload_param`, remove `cpu_offload_param`",
+        ),
+        (
+            {"zero_optimization": {"reduce_bucket_size": "auto"}},
+            "DS019",
+            "write the value; a file for one that resolves it is linted with --for hf or accelerate",
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "eps": "auto"}}},
+            "DS019",
+            "write the value; a file for one that resolves it is linted with --for hf",
+        ),
+        ({"steps_per_print": "auto"}, "DS019", "write the value"),
     ],
 )
 def test_advice_is_about_what_was_meant(config: dict[str, object], code: str, fix: str) -> None:

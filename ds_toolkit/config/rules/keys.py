@@ -76,7 +76,7 @@ def unknown_key(config: Config) -> Iterator[Problem]:
     for key in _unknown_keys(config):
         if not _nearest(key, TOP_LEVEL_KEYS) and not _elsewhere(key) and not _nearest(key, _DDP_ARGUMENTS):
             message = f"DeepSpeed does not know `{key}` and ignores it"
-            yield Problem(json_pointer(key), message, f"remove it, or call it `x-{key}`")
+            yield Problem(json_pointer(key), message, f"remove it, or mark it as your own: `x-{key}`")
 
 
 @rule("DS003", "removed-key", Severity.ERROR)

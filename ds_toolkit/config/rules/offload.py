@@ -51,7 +51,11 @@ def nvme_without_path(config: Config) -> Iterator[Problem]:
     for key in _LOWEST_STAGE:
         section = config.section(_ZERO, key)
         if section.get("device") == "nvme" and config.zero_stage == 3 and not section.get("nvme_path"):
-            yield Problem(json_pointer(_ZERO, key), f"`{key}` has no `nvme_path`", 'add "nvme_path"')
+            yield Problem(
+                json_pointer(_ZERO, key),
+                f"`{key}` has no `nvme_path`",
+                'add "nvme_path": a folder on a local NVMe disk',
+            )
 
 
 @rule("DS403", "nvme-below-stage-three", Severity.WARNING)

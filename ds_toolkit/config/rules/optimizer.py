@@ -104,9 +104,11 @@ def max_grad_norm(config: Config) -> Iterator[Problem]:
     if _MAX_GRAD_NORM in config.section("optimizer", "params"):
         pointer = json_pointer("optimizer", "params", _MAX_GRAD_NORM)
         # The top level is the section with the empty pointer.
-        edit = Edit(pointer, key=_CLIPPING, section="") if _CLIPPING not in config.data else None
+        is_set = _CLIPPING in config.data
+        edit = None if is_set else Edit(pointer, key=_CLIPPING, section="")
         message = f"the engine refuses `{_MAX_GRAD_NORM}` in the optimizer"
-        yield Problem(pointer, message, f"write `{_CLIPPING}` at the top level", edit)
+        fix = f"remove it: `{_CLIPPING}` is set" if is_set else f"write `{_CLIPPING}` at the top level"
+        yield Problem(pointer, message, fix, edit)
 
 
 @rule("DS115", "no-learning-rate", Severity.WARNING)
@@ -202,7 +204,8 @@ def client_optimizer_with_offload(config: Config) -> Iterator[Problem]:
     own = config.consumer is Consumer.NATIVE and "zero_force_ds_cpu_optimizer" not in config.data
     if in_script and offloaded and own:
         message = "the script has to pass DeepSpeedCPUAdam: the optimizer is offloaded and not configured"
-        yield Problem("/zero_optimization", message, "add `optimizer`, or set `zero_force_ds_cpu_optimizer`")
+        fix = 'add `optimizer`, or "zero_force_ds_cpu_optimizer": false'
+        yield Problem("/zero_optimization", message, fix)
 
 
 def _is_known(name: str) -> bool:

@@ -74,7 +74,7 @@ def half_masters_without_offload(config: Config) -> Iterator[Problem]:
         if config.zero_stage == 0:
             yield Problem(pointer, f"`{key}` needs ZeRO", "use stage 1, 2 or 3 with `offload_optimizer`")
         elif config.zero_stage is not None and config.offload_device("offload_optimizer") == "none":
-            fix = 'add "offload_optimizer": {"device": "cpu"} to `zero_optimization`'
+            fix = 'add "offload_optimizer": {"device": "cpu"} to `zero_optimization`, or remove it'
             yield Problem(pointer, f"`{key}` needs an optimizer that is offloaded to the CPU", fix)
 
 

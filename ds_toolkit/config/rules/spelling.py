@@ -104,7 +104,7 @@ def old_and_new_key(config: Config) -> Iterator[Problem]:
         short_names = {new: new.removeprefix("stage3_")} if new else {}
         if new and (new in beside or (member.path in _RENAMED and short_names[new] in beside)):
             message = f"`{member.key}` and `{new}` are the same key"
-            yield Problem(json_pointer(*member.path), message, f"keep `{new}`")
+            yield Problem(json_pointer(*member.path), message, f"keep `{new}`, remove `{member.key}`")
 
 
 def _renamed(member: Member, new: str) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.members import Fault, Member, as_number, shown
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema import DsConfig
@@ -69,7 +70,9 @@ def fraction(config: Config) -> Iterator[Problem]:
         if fault is Fault.FRACTION and not _has_its_own_rule(member):
             assert isinstance(member.value, float)  # noqa: S101  (what the fault means)
             message = f"`{member.key}` must be a whole number, not {member.value}"
-            yield Problem(json_pointer(*member.path), message, f"write {round(member.value)}")
+            # Between 0 and 1 there was meant to be something: a size of nothing is no repair.
+            number = max(1, round(member.value)) if member.value > 0 else round(member.value)
+            yield Problem(json_pointer(*member.path), message, f"write {number}")
 
 
 @rule("DS016", "boolean-as-string", Severity.ERROR)
@@ -150,7 +153,14 @@ def unresolved_auto(config: Config) -> Iterator[Problem]:
         effect = "drops it, and the default holds" if dropped else "fails on it"
         message = f'nobody resolves "auto" for `{".".join(path)}`: '
         message += f"{who} {effect}" if who == "DeepSpeed" else f"not {who}, and DeepSpeed {effect}"
-        yield Problem(json_pointer(*path), message, "write the value")
+        yield Problem(json_pointer(*path), message, _fix_of_auto(path))
+
+
+def _fix_of_auto(path: tuple[str, ...]) -> str:
+    others = [consumer.value for consumer in Consumer if consumer.resolves(path)]
+    if not others:
+        return "write the value"
+    return f"write the value; a file for one that resolves it is linted with --for {' or '.join(others)}"
 
 
 def _autos(config: Config) -> Iterator[tuple[tuple[str, ...], bool]]:

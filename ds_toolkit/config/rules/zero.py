@@ -258,7 +258,7 @@ def weights_not_gathered(config: Config) -> Iterator[Problem]:
     if config.zero_stage != 3 or (said is None and config.consumer is Consumer.NATIVE):
         return
     if said is None or not (is_true(config.zero[said]) or config.zero[said] == "auto"):
-        message = "the weights cannot be saved as one 16-bit model: they may not be gathered"
+        message = "nothing saves the whole model at stage 3: its 16-bit weights are not gathered"
         yield Problem(json_pointer(_ZERO, said or _GATHER), message, f'write "{_GATHER}": true')
 
 
