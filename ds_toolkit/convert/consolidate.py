@@ -176,7 +176,9 @@ def _write(
 ) -> int:
     """Size of the file in bytes."""
     needed_bytes = sum(output.num_bytes for output in outputs)
-    source_crcs = SourceCrcs(place for tensor in weights.tensors.values() for place in tensor.slices)
+    read = [place for tensor in weights.tensors.values() for place in tensor.slices]
+    # A master without a parameter may be one that was damaged.
+    source_crcs = SourceCrcs(read + [master.place for group in weights.unnamed_masters for master in group])
     try:
         with whole_file(out) as partial:
             layout = writer.lay_out(partial, outputs, weights.names, weights.aliases)
