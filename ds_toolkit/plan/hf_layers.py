@@ -168,9 +168,10 @@ def _routing(shape: Shape, mixture: Mixture) -> _Routing:
     if mixture.shared_key:
         shared = shape.first(mixture.shared_key, default=mixture.shared)
         shared_width = shared * width if mixture.shared_key.startswith("n_") else shared
+    num_experts = shape.first(*mixture.count_keys, default=mixture.num_experts)
     return _Routing(
-        shape.first(*mixture.count_keys, default=mixture.num_experts),
-        shape.first("num_experts_per_tok", default=mixture.per_token),
+        num_experts,
+        min(num_experts, shape.first("num_experts_per_tok", default=mixture.per_token)),
         width,
         shared_width,
         frozenset(_blocks_with_experts(shape, mixture)),
