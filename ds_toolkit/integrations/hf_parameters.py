@@ -104,11 +104,9 @@ def _sizes_alone(data: Any) -> Any:
 
 def _model_class(transformers: Any, name: object, config: Any) -> Any:
     """The class of transformers by that name, if it is a model of this configuration."""
-    if not isinstance(name, str) or not name.isidentifier():
-        return None
-    found: Any = getattr(transformers, name, None)
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return found if is_model and isinstance(config, getattr(found, "config_class", None) or ()) else None
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    # Of all that transformers has by name, models alone have one.
+    return found if isinstance(config, getattr(found, "config_class", None) or ()) else None
 
 
 def _first_that_builds(transformers: Any, config: Any) -> Any:

@@ -30,9 +30,27 @@ EXPERTS = {
     "granitemoe": {"num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 6, "head_dim": 24, "attention_bias": False},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
-    "qwen2_moe": {"num_experts": 6, "qkv_bias": False, "shared_expert_intermediate_size": 80},
-    "qwen3_moe": {"num_experts": 6, "mlp_only_layers": [1], "decoder_sparse_step": 2, "num_hidden_layers": 5},
-    "glm4_moe": {"n_routed_experts": 8, "n_shared_experts": 2, "use_qk_norm": True, "num_hidden_layers": 3},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "qkv_bias": False,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
+    "qwen3_moe": {
+        "num_experts": 12,
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": [1],
+        "decoder_sparse_step": 2,
+        "num_hidden_layers": 5,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 16,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 2,
+        "use_qk_norm": True,
+        "num_hidden_layers": 3,
+    },
     "deepseek_v3": {
         "n_routed_experts": 16,
         "moe_intermediate_size": 48,
@@ -73,7 +91,7 @@ CASES: dict[str, dict[str, object]] = {
             "model_type": kind,
             **SMALL,
             "hidden_size": 128,
-            "num_attention_heads": 32,
+            "num_attention_heads": 64,
             "num_key_value_heads": ABSENT,
         }
         for kind in EXACT_MODEL_TYPES - {"gpt2", "gpt_neox", "bloom"}
@@ -105,7 +123,10 @@ CASES: dict[str, dict[str, object]] = {
         "tie_word_embeddings": False,
     },
     "glm without biases": {"model_type": "glm", **SMALL, "attention_bias": False},
-    "granite with biases": {"model_type": "granite", **SMALL, "attention_bias": True, "mlp_bias": True},
+    **{
+        f"{kind} with biases in the feed-forward part": {"model_type": kind, **SMALL, "mlp_bias": True}
+        for kind in ("granite", "smollm3")
+    },
 }
 
 
