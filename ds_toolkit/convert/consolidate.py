@@ -11,7 +11,8 @@ from pathlib import Path
 from ds_toolkit.checkpoint.dtypes import DTYPES, DType
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor, read_weights
+from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
+from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.convert.copying import (
     Move,
     Progress,
@@ -20,6 +21,7 @@ from ds_toolkit.convert.copying import (
     disk_full,
     free_space_bytes,
 )
+from ds_toolkit.convert.gathering import Gather
 from ds_toolkit.convert.integrity import check_slices
 from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
@@ -192,10 +194,13 @@ def _write(
     return layout.size_bytes
 
 
-def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) -> Iterator[Move]:
+def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) -> Iterator[Move | Gather]:
     for output in outputs:
         tensor = weights.tensors[output.name]
         position = layout.offsets_bytes[output.name]
+        if not tensor.is_plain:
+            yield Gather(tensor, 0, tensor.num_elements, position, output.dtype, output.name)
+            continue
         for place in tensor.slices:
             move = Move(
                 source=place.path,

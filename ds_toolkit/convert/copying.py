@@ -12,11 +12,12 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds_toolkit.checkpoint.dtypes import DType, convert
 from ds_toolkit.convert.crc32 import combined
+from ds_toolkit.convert.gathering import Gather, Read
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import format_bytes
 
@@ -44,9 +45,36 @@ class Move:
     member: str
 
     @property
+    def sources(self) -> Iterator[Path]:
+        """The file that is read."""
+        yield self.source
+
+    @property
     def num_written_bytes(self) -> int:
         """Bytes in the destination."""
         return self.num_bytes // self.source_dtype.size_bytes * self.destination_dtype.size_bytes
+
+    def pieces(self, piece_bytes: int) -> Iterator[Move]:
+        """The same in pieces of at most so many bytes of the source."""
+        if 0 < self.num_bytes <= piece_bytes:
+            yield self
+            return
+        item_bytes, written_item_bytes = self.source_dtype.size_bytes, self.destination_dtype.size_bytes
+        step_bytes = piece_bytes // item_bytes * item_bytes
+        for start in range(0, self.num_bytes, step_bytes):
+            written = start // item_bytes * written_item_bytes
+            yield replace(
+                self,
+                source_offset_bytes=self.source_offset_bytes + start,
+                num_bytes=min(step_bytes, self.num_bytes - start),
+                destination_offset_bytes=self.destination_offset_bytes + written,
+            )
+
+    def fill(self, buffer: memoryview, read: Read) -> memoryview:
+        """The bytes as they are in the source, at the front of the buffer."""
+        raw = buffer[: self.num_bytes]
+        read(self.source, self.source_offset_bytes, raw)
+        return raw
 
 
 def default_num_threads() -> int:
@@ -55,7 +83,7 @@ def default_num_threads() -> int:
 
 
 def copy_ranges(
-    moves: Sequence[Move],
+    moves: Sequence[Move | Gather],
     destination: Path,
     *,
     checksums: bool = False,
@@ -97,7 +125,7 @@ class _Crew:
     """What the threads share."""
 
     def __init__(
-        self, moves: Sequence[Move], destination: Path, *, checksums: bool, progress: Progress | None
+        self, moves: Sequence[Move | Gather], destination: Path, *, checksums: bool, progress: Progress | None
     ) -> None:
         self.stop = False
         self.error: BaseException | None = None
@@ -106,13 +134,13 @@ class _Crew:
         self._progress = progress
         self._total_bytes = sum(move.num_written_bytes for move in moves)
         self._done_bytes = 0
-        self._pieces = _pieces(moves)
+        self._pieces = (piece for move in moves for piece in move.pieces(PIECE_BYTES))
         self._lock = threading.Lock()
         self._descriptors: dict[Path, int] = {}
         self._crcs: list[tuple[int, str, int, int]] | None = [] if checksums else None
 
     def open_files(self, stack: contextlib.ExitStack) -> None:
-        for path in dict.fromkeys(move.source for move in self._moves):
+        for path in dict.fromkeys(path for move in self._moves for path in move.sources):
             self._descriptors[path] = _opened(path, os.O_RDONLY, stack)
         self._written = _opened(self._destination, os.O_WRONLY, stack)
 
@@ -130,9 +158,8 @@ class _Crew:
                 self.error = self.error or self._explained(error)
             self.stop = True
 
-    def _carry(self, piece: Move, buffer: memoryview) -> None:
-        raw = buffer[: piece.num_bytes]
-        self._read(piece, raw)
+    def _carry(self, piece: Move | Gather, buffer: memoryview) -> None:
+        raw = piece.fill(buffer, self._read)
         data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
         offset = piece.destination_offset_bytes
         crc = zlib.crc32(data) if self._crcs is not None else 0
@@ -146,12 +173,12 @@ class _Crew:
             if self._progress is not None:
                 self._progress(self._done_bytes, self._total_bytes)
 
-    def _read(self, piece: Move, raw: memoryview) -> None:
-        descriptor, num_read = self._descriptors[piece.source], 0
+    def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
+        descriptor, num_read = self._descriptors[source], 0
         while num_read < len(raw):
-            count = os.preadv(descriptor, [raw[num_read:]], piece.source_offset_bytes + num_read)
+            count = os.preadv(descriptor, [raw[num_read:]], offset_bytes + num_read)
             if count == 0:
-                raise ToolkitError("a checkpoint file became shorter while it was read", where=piece.source)
+                raise ToolkitError("a checkpoint file became shorter while it was read", where=source)
             num_read += count
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -194,29 +221,7 @@ def _opened(path: Path, flags: int, stack: contextlib.ExitStack) -> int:
     return descriptor
 
 
-def _pieces(moves: Sequence[Move]) -> Iterator[Move]:
-    """The moves cut to pieces that fit a buffer."""
-    for move in moves:
-        if move.num_bytes <= PIECE_BYTES:
-            if move.num_bytes:
-                yield move
-            continue
-        item_bytes, written_item_bytes = move.source_dtype.size_bytes, move.destination_dtype.size_bytes
-        step_bytes = PIECE_BYTES // item_bytes * item_bytes
-        for start in range(0, move.num_bytes, step_bytes):
-            yield Move(
-                source=move.source,
-                source_offset_bytes=move.source_offset_bytes + start,
-                num_bytes=min(step_bytes, move.num_bytes - start),
-                source_dtype=move.source_dtype,
-                destination_offset_bytes=move.destination_offset_bytes
-                + start // item_bytes * written_item_bytes,
-                destination_dtype=move.destination_dtype,
-                member=move.member,
-            )
-
-
-def _converted(raw: memoryview, piece: Move) -> memoryview:
+def _converted(raw: memoryview, piece: Move | Gather) -> memoryview:
     import numpy as np
 
     return convert(np.frombuffer(raw, np.uint8), piece.source_dtype, piece.destination_dtype).data

@@ -12,7 +12,7 @@ import torch
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.manifest import Manifest, RunShape
-from ds_toolkit.checkpoint.tensors import read_weights
+from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.convert.consolidate import consolidate
 from ds_toolkit.errors import ToolkitError
 
