@@ -22,7 +22,7 @@ from ds_toolkit.convert.copying import (
     free_space_bytes,
 )
 from ds_toolkit.convert.gathering import Gather
-from ds_toolkit.convert.integrity import check_slices
+from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
 from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
@@ -108,8 +108,6 @@ def consolidate(
     needed_bytes = sum(output.num_bytes for output in outputs)
     if needed_bytes > free_space_bytes(out.parent):
         raise disk_full(out, needed_bytes)
-    slices = [place for tensor in weights.tensors.values() for place in tensor.slices]
-    check_slices(slices, default_num_threads())
     num_bytes = _write(out, writer, weights, outputs, progress)
     return Consolidated(
         output=out,
@@ -178,11 +176,15 @@ def _write(
 ) -> int:
     """Size of the file in bytes."""
     needed_bytes = sum(output.num_bytes for output in outputs)
+    source_crcs = SourceCrcs(place for tensor in weights.tensors.values() for place in tensor.slices)
     try:
         with whole_file(out) as partial:
             layout = writer.lay_out(partial, outputs, weights.names, weights.aliases)
             moves = sorted(_moves(weights, outputs, layout), key=lambda move: move.destination_offset_bytes)
-            checksums = copy_ranges(moves, partial, checksums=writer.needs_checksums, progress=progress)
+            checksums = copy_ranges(
+                moves, partial, checksums=writer.needs_checksums, source_crcs=source_crcs, progress=progress
+            )
+            source_crcs.check(default_num_threads())
             writer.finish(partial, checksums)
     except OSError as error:
         raise ToolkitError(

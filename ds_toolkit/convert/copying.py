@@ -18,6 +18,7 @@ from pathlib import Path
 from ds_toolkit.checkpoint.dtypes import DType, convert
 from ds_toolkit.convert.crc32 import combined
 from ds_toolkit.convert.gathering import Gather, Read
+from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import format_bytes
 
@@ -87,6 +88,7 @@ def copy_ranges(
     destination: Path,
     *,
     checksums: bool = False,
+    source_crcs: SourceCrcs | None = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
@@ -94,6 +96,7 @@ def copy_ranges(
 
     Args:
         checksums: whether to compute the CRC-32 of what is written, by member.
+        source_crcs: told the CRC-32 of everything that is read.
         progress: called with bytes written so far and bytes in all, from several threads, one at a time.
 
     Returns:
@@ -102,7 +105,7 @@ def copy_ranges(
     Raises:
         ToolkitError: a source is gone or too short, or the disk is full.
     """
-    crew = _Crew(moves, destination, checksums=checksums, progress=progress)
+    crew = _Crew(moves, destination, source_crcs, checksums=checksums, progress=progress)
     with contextlib.ExitStack() as stack:
         crew.open_files(stack)
         threads = [threading.Thread(target=crew.work) for _ in range(num_threads or default_num_threads())]
@@ -125,13 +128,20 @@ class _Crew:
     """What the threads share."""
 
     def __init__(
-        self, moves: Sequence[Move | Gather], destination: Path, *, checksums: bool, progress: Progress | None
+        self,
+        moves: Sequence[Move | Gather],
+        destination: Path,
+        source_crcs: SourceCrcs | None,
+        *,
+        checksums: bool,
+        progress: Progress | None,
     ) -> None:
         self.stop = False
         self.error: BaseException | None = None
         self._moves = moves
         self._destination = destination
         self._progress = progress
+        self._source_crcs = source_crcs
         self._total_bytes = sum(move.num_written_bytes for move in moves)
         self._done_bytes = 0
         self._pieces = (piece for move in moves for piece in move.pieces(PIECE_BYTES))
@@ -159,19 +169,38 @@ class _Crew:
             self.stop = True
 
     def _carry(self, piece: Move | Gather, buffer: memoryview) -> None:
-        raw = piece.fill(buffer, self._read)
+        read_crcs: list[tuple[Path, int, int, int]] = []
+
+        def read(source: Path, offset_bytes: int, out: memoryview) -> None:
+            self._read(source, offset_bytes, out)
+            if self._source_crcs is not None:
+                read_crcs.append((source, offset_bytes, len(out), zlib.crc32(out)))
+
+        raw = piece.fill(buffer, read)
         data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
-        offset = piece.destination_offset_bytes
-        crc = zlib.crc32(data) if self._crcs is not None else 0
-        num_written = 0
-        while num_written < len(data):
-            num_written += os.pwrite(self._written, data[num_written:], offset + num_written)
+        crc = self._written_crc(raw, data, read_crcs)
+        self._write(piece.destination_offset_bytes, data)
         with self._lock:
+            for read_crc in read_crcs:
+                self._source_crcs.add(*read_crc)  # type: ignore[union-attr]
             if self._crcs is not None:
-                self._crcs.append((offset, piece.member, crc, len(data)))
+                self._crcs.append((piece.destination_offset_bytes, piece.member, crc, len(data)))
             self._done_bytes += len(data)
             if self._progress is not None:
                 self._progress(self._done_bytes, self._total_bytes)
+
+    def _written_crc(
+        self, raw: memoryview, data: memoryview, read_crcs: Sequence[tuple[Path, int, int, int]]
+    ) -> int:
+        if self._crcs is None:
+            return 0
+        # What is written as it was read has one CRC.
+        return read_crcs[0][3] if data is raw and len(read_crcs) == 1 else zlib.crc32(data)
+
+    def _write(self, offset_bytes: int, data: memoryview) -> None:
+        num_written = 0
+        while num_written < len(data):
+            num_written += os.pwrite(self._written, data[num_written:], offset_bytes + num_written)
 
     def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
         descriptor, num_read = self._descriptors[source], 0
