@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ds_toolkit.advise.answers import Answers
+from ds_toolkit.advise.hf_counting import read_hf_model
 from ds_toolkit.advise.questions import missing_flags, next_question
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.plan.hf_model import read_hf_model
 from ds_toolkit.plan.job import Model, Precision
 from ds_toolkit.plan.network import parse_network
 from ds_toolkit.units import parse_bytes, parse_count, parse_seconds
