@@ -207,7 +207,7 @@ def test_bridges_and_tunnels_are_never_proposed(name: str) -> None:
         ("NCCL_SOCKET_IFNAME", "="),
         ("GLOO_SOCKET_IFNAME", ""),
     ):
-        (finding,) = lint_env(parse_env_text(f"{variable}={prefix}eth0,{name}\n"))
+        (finding,) = lint_env(parse_env_text(f"{variable}={prefix}{name},eth0\n"))
         assert finding.code == "DS727"
         assert finding.severity is (Severity.WARNING if is_tunnel(name) else Severity.ERROR)
         assert f"`{name}`" in finding.message

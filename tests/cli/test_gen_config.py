@@ -206,6 +206,8 @@ def converse(answers: list[str], cwd: Path, *flags: str, exit_code: int = 0) -> 
                 if not data:
                     break
                 screen += data.decode().replace("\r\n", "\n")
+                if answer is None and "? " in screen.rpartition("\n")[2]:
+                    run.kill()  # it asks for more than was expected, and would wait for ever
             if answer is not None:
                 os.write(controller, f"{answer}\n".encode())
                 screen += "\n"
