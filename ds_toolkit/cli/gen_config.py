@@ -144,31 +144,40 @@ def refuse_output(output: Path, *, force: bool) -> None:
 
 
 def _write(output: Path, advice: Advice) -> Path:
-    import json
+    from ds_toolkit.config.schema.export import FILE_NAME
+    from ds_toolkit.files import write_output
 
-    from ds_toolkit.config.schema.export import FILE_NAME, json_schema
-    from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
-
-    schema_file = output.parent / FILE_NAME
-    try:
-        write_whole(output, advice.text.encode())
-        # The configuration's `$schema` names the one beside it.
-        if not schema_file.exists():
-            write_whole(schema_file, (json.dumps(json_schema(), indent=2) + "\n").encode())
-    except OSError as error:
-        raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+    write_output(output, advice.text.encode())
+    # The configuration's `$schema` names the one beside it.
+    _write_schema(output.parent / FILE_NAME)
     return output
+
+
+def _write_schema(path: Path) -> None:
+    from ds_toolkit.config.schema.export import is_own_schema, schema_text
+    from ds_toolkit.files import write_output
+
+    text = schema_text()
+    if path.exists():
+        try:
+            present = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            return  # it is not one that was written here
+        if present == text or not is_own_schema(present):
+            return
+    write_output(path, text.encode())
 
 
 def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Finding]:
     from ds_toolkit.advise.rules import lint_plan
     from ds_toolkit.advise.subject import Plan
     from ds_toolkit.env.envfile import read_env_file
+    from ds_toolkit.findings import Where
 
     variables = {} if env_file is None else read_env_file(env_file).variables
     plan = Plan(advice.config, advice.job, advice.network, variables, tuple(gpu.name for gpu in host.gpus))
-    return lint_plan(plan, None if env_file is None else str(env_file))
+    file = None if env_file is None else str(env_file)
+    return lint_plan(plan, lambda pointer: Where(None if pointer.startswith("/") else file, pointer))
 
 
 def _print_as_json(advice: Advice, output: Path | None, findings: list[Finding]) -> None:
