@@ -5,16 +5,15 @@ Prints a table and appends it to docs/performance.md: `python benchmarks/lint.py
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from tables import append, as_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 TITLE = "## ds-toolkit lint"
@@ -56,9 +55,10 @@ def main() -> int:
         ("lint of one file with findings", f"{wrong:.3f} s", f"{wrong / imports:.2f}", f"{MAX_RATIO:g}x"),
         (f"lint of {NUM_FILES} files", f"{thousand:.2f} s", "", f"{MAX_SECONDS:g} s"),
     ]
-    table = as_table(rows)
+    how = f"median of {NUM_RUNS} after a warm-up"
+    table = as_table(how, ("what", "time", "ratio", "limit"), rows)
     print(table)
-    append(table)
+    append(PAGE, TITLE, table)
     return 0 if max(single, wrong) / imports <= MAX_RATIO and thousand < MAX_SECONDS else 1
 
 
@@ -96,24 +96,6 @@ def median_seconds(command: list[str | Path]) -> float:
         seconds.append(time.perf_counter() - started)
         assert done.returncode in (0, 1), done.stderr
     return statistics.median(seconds[1:])
-
-
-def as_table(rows: list[tuple[str, ...]]) -> str:
-    """The rows as Markdown, with the machine and the day above them."""
-    machine = f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
-    head = f"{datetime.date.today().isoformat()}, {machine}, median of {NUM_RUNS} after a warm-up:"
-    lines = [head, "", "| what | time | ratio | limit |", "|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def append(table: str) -> None:
-    """Put the table behind the earlier ones of its chapter."""
-    text = PAGE.read_text() if PAGE.exists() else "# Performance\n"
-    if TITLE not in text:
-        text = f"{text.rstrip()}\n\n{TITLE}\n"
-    before, title, rest = text.partition(TITLE)
-    chapter, separator, after = rest.partition("\n## ")
-    PAGE.write_text(f"{before}{title}{chapter.rstrip()}\n\n{table}\n{separator}{after}")
 
 
 if __name__ == "__main__":

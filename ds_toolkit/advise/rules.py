@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ds_toolkit.advise.subject import ZERO, Plan
@@ -33,13 +33,13 @@ RULES: Registry[Plan] = Registry()
 rule = RULES.rule
 
 
-def lint_plan(plan: Plan, env_file: str | None = None) -> list[Finding]:
-    """What the rules find where several files meet; a pointer without a slash is a variable's name."""
+def lint_plan(plan: Plan, where: Callable[[str], Where] | None = None) -> list[Finding]:
+    """What the rules find where several things are known.
 
-    def where(pointer: str) -> Where:
-        return Where(None, pointer) if pointer.startswith("/") else Where(env_file, pointer)
-
-    return RULES.findings(plan, where)
+    `where` turns a pointer into a place: a JSON pointer into the configuration, which begins with a slash, or
+    the name of a variable.
+    """
+    return RULES.findings(plan, where or (lambda pointer: Where(None, pointer)))
 
 
 @rule("DS551", "bucket-larger-than-the-model", Severity.WARNING)
@@ -56,7 +56,7 @@ def bucket_larger_than_the_model(plan: Plan) -> Iterator[Problem]:
     Good (model=7B):
         {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
     """
-    if not plan.stage or Config(plan.config).section(ZERO).get("reduce_bucket_size") == "auto":
+    if plan.job is None or not plan.stage or Config(plan.config).zero.get("reduce_bucket_size") == "auto":
         return
     size, num_parameters = plan.settings.reduce_bucket_size, plan.job.model.num_parameters
     if size > num_parameters:
@@ -82,8 +82,9 @@ def stage_three_over_a_slow_network(plan: Plan) -> Iterator[Problem]:
     Good (model=7B, network=10GbE, nodes=1):
         {"train_batch_size": 8, "zero_optimization": {"stage": 3}}
     """
-    cluster = plan.job.cluster
-    if plan.stage != 3 or plan.network is None or cluster.num_nodes == 1 or not cluster.has_gpus:
+    if plan.job is None or plan.stage != 3 or plan.network is None:
+        return
+    if plan.job.cluster.num_nodes == 1 or not plan.job.cluster.has_gpus:
         return
     traffic = step_traffic(plan.job, 3, settings=plan.settings)
     if _keeps_backward_inside_a_host(plan):
@@ -115,7 +116,8 @@ def bucket_too_small_to_fill_a_link(plan: Plan) -> Iterator[Problem]:
     """
     size = plan.number("reduce_bucket_size")
     if (
-        plan.stage
+        plan.job is not None
+        and plan.stage
         and size is not None
         and size < _SMALL_BUCKET
         and plan.job.model.num_parameters > _LARGE_MODEL
@@ -185,7 +187,8 @@ def infiniband_on_without_infiniband(plan: Plan) -> Iterator[Problem]:
     Good (model=7B, network=400Gb-IB, nodes=2):
         NCCL_IB_HCA=mlx5_0
     """
-    if plan.network is None or plan.job.cluster.num_nodes == 1 or _is_infiniband(plan.network):
+    on_one_host = plan.cluster is not None and plan.cluster.num_nodes == 1
+    if plan.network is None or on_one_host or _is_infiniband(plan.network):
         return
     disabled = plan.variables.get("NCCL_IB_DISABLE") == "1"
     asked = {"NCCL_IB_HCA": None, "NCCL_NET": "IB", "NCCL_IB_DISABLE": "0"}
@@ -206,8 +209,8 @@ def more_than_a_gpu_holds(plan: Plan) -> Iterator[Problem]:
     Good (model=1B):
         {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
     """
-    have = plan.job.cluster.device_memory_bytes
-    if have is None or plan.stage is None:
+    have = plan.job.cluster.device_memory_bytes if plan.job else None
+    if plan.job is None or have is None or plan.stage is None:
         return
     memory = rank_memory(plan.job, plan.stage, plan.offload, plan.settings)
     need = memory.device.total_bytes
@@ -229,8 +232,8 @@ def offload_without_need(plan: Plan) -> Iterator[Problem]:
     Good (model=30B):
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
     """
-    have = plan.job.cluster.device_memory_bytes
-    if have is None or not plan.stage or not plan.offload.optimizer:
+    have = plan.job.cluster.device_memory_bytes if plan.job else None
+    if plan.job is None or have is None or not plan.stage or not plan.offload.optimizer:
         return
     need = rank_memory(plan.job, plan.stage, settings=plan.settings).device.total_bytes
     if need <= have * USABLE_FRACTION:
@@ -251,15 +254,16 @@ def secondary_partition_across_hosts(plan: Plan) -> Iterator[Problem]:
     Good (model=7B, nodes=2, network=8x400Gb-IB):
         {"train_batch_size": 8, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
     """
-    size, per_node = plan.number("zero_hpz_partition_size"), plan.job.cluster.ranks_per_node
-    if plan.stage == 3 and size is not None and size > per_node:
+    size, cluster = plan.number("zero_hpz_partition_size"), plan.cluster
+    if plan.stage == 3 and size is not None and cluster is not None and size > cluster.ranks_per_node:
+        per_node = cluster.ranks_per_node
         message = f"`zero_hpz_partition_size` {size} reaches beyond the {per_node} ranks of a host"
         yield Problem(json_pointer(ZERO, "zero_hpz_partition_size"), message, f"set it to {per_node}")
 
 
 def _keeps_backward_inside_a_host(plan: Plan) -> bool:
     size = plan.number("zero_hpz_partition_size")
-    return size is not None and 1 < size <= plan.job.cluster.ranks_per_node
+    return size is not None and plan.cluster is not None and 1 < size <= plan.cluster.ranks_per_node
 
 
 def _is_infiniband(network: Network | None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ds_toolkit.config.subject import Config
-from ds_toolkit.plan.job import Job
+from ds_toolkit.plan.job import Cluster, Job
 from ds_toolkit.plan.memory import Offload
 from ds_toolkit.plan.network import Network
 from ds_toolkit.plan.zero import ZeroSettings
@@ -21,18 +21,24 @@ class Plan:
     """Everything that is known about a run before it starts.
 
     Attributes:
-        config: the ds_config.
-        job: the model, the cluster and how it is fed.
+        config: the ds_config; empty where only variables are looked at.
+        job: the model, the cluster and how it is fed; None if the model is not known.
         network: the slowest that the ranks share; None if that is not known.
         variables: of the `.deepspeed_env`.
         gpu_names: of one host, as the driver reports them.
+        cluster: the job's; given alone where there is no job, None if it is not known.
     """
 
     config: Mapping[str, object]
-    job: Job
+    job: Job | None = None
     network: Network | None = None
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     gpu_names: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        if self.job is not None:
+            object.__setattr__(self, "cluster", self.job.cluster)
 
     @property
     def stage(self) -> int | None:

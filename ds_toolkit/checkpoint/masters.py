@@ -35,7 +35,7 @@ def name_masters(weights: CheckpointMap) -> CheckpointMap:
             found = _match(master, candidates, cursor)
             for cursor, place in found:
                 named = candidates[cursor]
-                tensors[named.name] = dataclasses.replace(named, dtype=master.dtype, slices=(place,))
+                tensors[named.name] = named.moved_to(master.dtype, [place])
             taken = {index for index, _ in found}
             # The cursor stays where one was found and taken out: what followed it comes first the next time.
             candidates = [tensor for index, tensor in enumerate(candidates) if index not in taken]

@@ -110,7 +110,7 @@ def _judge(folder: Path) -> Candidate | PassedOver:
 
 def _judge_layout(folder: Path) -> Candidate | PassedOver:
     # Rarely needed, and the readers of tensor data are much more code than the rest of this.
-    from ds_toolkit.checkpoint.tensors import read_weights
+    from ds_toolkit.checkpoint.weights import read_weights
 
     try:
         weights = read_weights(folder)

@@ -63,6 +63,13 @@ class TensorRecord:
         return math.prod(self.shape)
 
     @property
+    def num_spanned(self) -> int:
+        """Elements of the storage from the tensor's first to its last; those of others between them count."""
+        if self.num_elements == 0:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
     def is_contiguous(self) -> bool:
         """Whether its elements follow each other in row-major order, so that it is one byte range."""
         expected = 1
@@ -114,9 +121,8 @@ def _checked(dtype: DType, shape: Any, strides: Any, storage: StorageRecord, off
         raise ValueError("a tensor has no proper shape")
     record = TensorRecord(dtype, shape, strides, storage, offset)
     if record.num_elements:
-        last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         available_bytes = storage.num_elements * storage.dtype.size_bytes
-        if (last + 1) * dtype.size_bytes > available_bytes:
+        if (offset + record.num_spanned) * dtype.size_bytes > available_bytes:
             raise ValueError(
                 f"a tensor of shape {shape} reaches beyond its storage of {available_bytes} bytes"
             )

@@ -53,15 +53,23 @@ class Shard:
             ToolkitError: its elements lie scattered, or its storage is not in the file, or not of the size it
                 should have.
         """
-        if tensor.num_elements == 0:
-            return Slice(self.path, 0, 0)
         if not tensor.is_contiguous:
             raise ToolkitError(
-                f"the elements of {name} do not lie in row-major order, and this is not supported",
+                f"the elements of {name} do not lie in row-major order",
                 where=self.path,
                 why=f"shape {tensor.shape}, strides {tensor.strides}",
-                fix="save the model with contiguous tensors (not in channels_last format)",
+                fix=_ANOTHER_COPY,
             )
+        return self.span(tensor, name=name)
+
+    def span(self, tensor: TensorRecord, *, name: str = "a tensor") -> Slice:
+        """The byte range from the tensor's first element in its storage to the last, in whatever order.
+
+        Raises:
+            ToolkitError: its storage is not in the file, or not of the size it should have.
+        """
+        if tensor.num_elements == 0:
+            return Slice(self.path, 0, 0)
         member = self.storages.get(tensor.storage.key)
         storage_bytes = tensor.storage.num_elements * tensor.storage.dtype.size_bytes
         if member is None or member.size_bytes != storage_bytes:
@@ -74,7 +82,7 @@ class Shard:
             )
         item_bytes = tensor.dtype.size_bytes
         offset_bytes = member.data_offset + tensor.storage_offset * item_bytes
-        return Slice(self.path, offset_bytes, tensor.num_elements * item_bytes)
+        return Slice(self.path, offset_bytes, tensor.num_spanned * item_bytes)
 
     def read(self, tensor: TensorRecord) -> bytes:
         """The bytes of a (small) tensor."""

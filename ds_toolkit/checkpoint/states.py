@@ -104,15 +104,12 @@ def optimizer_states(shard: Shard) -> OptimizerStates:
     """
     root = _mapping(shard, shard.root, "the file")
     state = _mapping(shard, root.get("optimizer_state_dict"), "optimizer_state_dict")
-    if "zero_stage" not in state:
-        if "single_partition_of_fp32_groups" in state:
-            raise unsupported(
-                shard.path,
-                "states of BF16_Optimizer, which keeps fp32 weights in a layout of its own "
-                "(bf16 with grad_accum_dtype fp32, ZeRO stage 1)",
-            )
+    # BF16_Optimizer (bf16 with grad_accum_dtype fp32, pipelines) says no stage and splits as stage 1 does,
+    # but leaves the padding at the end of each group where it is.
+    is_bf16_optimizer = "zero_stage" not in state and "single_partition_of_fp32_groups" in state
+    if "zero_stage" not in state and not is_bf16_optimizer:
         raise _unexpected(shard, "it holds no states of a ZeRO optimizer")
-    stage = _stage(shard, state["zero_stage"])
+    stage = 1 if is_bf16_optimizer else _stage(shard, state["zero_stage"])
     flat = state.get("fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups")
     base = state.get("optimizer_state_dict" if stage == 3 else "base_optimizer_state")
     counts = state.get("partition_count")
@@ -125,7 +122,7 @@ def optimizer_states(shard: Shard) -> OptimizerStates:
             for count in (counts if isinstance(counts, list | tuple) else [counts])
         ),
         groups=_flat_groups(shard, flat),
-        group_paddings=tuple(state.get("group_paddings") or ()),
+        group_paddings=() if is_bf16_optimizer else tuple(state.get("group_paddings") or ()),
         alignment_paddings=tuple(map(tuple, paddings)) if paddings else None,
         step=_optimizer_step(shard, base),
     )

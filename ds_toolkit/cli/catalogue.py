@@ -21,11 +21,14 @@ def rules_of_files() -> dict[str, Rule[Any]]:
     return {rule.code: rule for registry in (CONFIG_RULES, ENV_RULES, HOSTFILE_RULES) for rule in registry}
 
 
-def name_of(code: str) -> str:
-    """The name of a rule that `lint` knows; for one of a configuration, nothing else is imported."""
+def rule_of(code: str) -> Rule[Any]:
+    """The rule of a code; for one of a configuration, nothing else is imported."""
     from ds_toolkit.config.rules import RULES as CONFIG_RULES
 
-    return CONFIG_RULES[code].name if code in CONFIG_RULES else rules_of_files()[code].name
+    if code in CONFIG_RULES:
+        return CONFIG_RULES[code]
+    files = rules_of_files()
+    return (files if code in files else all_rules())[code]
 
 
 @functools.cache

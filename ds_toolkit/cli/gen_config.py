@@ -165,10 +165,12 @@ def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Find
     from ds_toolkit.advise.rules import lint_plan
     from ds_toolkit.advise.subject import Plan
     from ds_toolkit.env.envfile import read_env_file
+    from ds_toolkit.findings import Where
 
     variables = {} if env_file is None else read_env_file(env_file).variables
     plan = Plan(advice.config, advice.job, advice.network, variables, tuple(gpu.name for gpu in host.gpus))
-    return lint_plan(plan, None if env_file is None else str(env_file))
+    file = None if env_file is None else str(env_file)
+    return lint_plan(plan, lambda pointer: Where(None if pointer.startswith("/") else file, pointer))
 
 
 def _print_as_json(advice: Advice, output: Path | None, findings: list[Finding]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,11 +14,13 @@ from ds_toolkit.env.launchers import Launcher
 from ds_toolkit.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from ds_toolkit.config.reader import Document
+    from ds_toolkit.advise.surroundings import Surroundings
+    from ds_toolkit.errors import ToolkitError
 
 FINDINGS = 1
 FAILURE = 2
-_MAX_ROUNDS = 10
+
+Value = TypeVar("Value")
 
 
 class FailOn(str, Enum):
@@ -29,18 +28,6 @@ class FailOn(str, Enum):
 
     ERROR = "error"
     WARNING = "warning"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What was asked for besides the files."""
-
-    consumer: Consumer
-    world_size: int | None
-    launcher: Launcher | None
-    ignored: frozenset[str]
-    fix: bool
-    form: Format
 
 
 def lint(
@@ -51,11 +38,29 @@ def lint(
         Consumer, typer.Option("--for", help="Who hands the configuration to DeepSpeed.")
     ] = Consumer.NATIVE,
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of ranks. [default: what depends on it is left out]")
+        int | None,
+        typer.Option(
+            min=1, help="Number of ranks. [default: of hosts and GPUs; else what depends on it is left out]"
+        ),
     ] = None,
     launcher: Annotated[
         Launcher | None, typer.Option(help="What starts the ranks. [default: what depends on it is left out]")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Judge the configuration for this model: 7B, or a Hugging Face config.json."),
+    ] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(min=1, help="Hosts. [default: of a hostfile among the files]")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs a host. [default: of a hostfile among the files]")
+    ] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 80GB.")] = None,
+    interconnect: Annotated[
+        str | None, typer.Option(help="Slowest network: 10GbE, 100GbE, 8x400Gb-IB, NVLink4.")
+    ] = None,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of one sample.")] = 2048,
     form: Annotated[Format, typer.Option("--format", help="Form of the report.")] = Format.TEXT,
     fail_on: Annotated[
         FailOn, typer.Option(help="The least severity that makes the exit code 1.")
@@ -73,16 +78,29 @@ def lint(
     """Find what DeepSpeed would ignore, refuse or misunderstand; the exit code is 1 if there is any."""
     from ds_toolkit.cli.catalogue import rule_named
     from ds_toolkit.cli.inputs import read_input
+    from ds_toolkit.cli.linting import Options, lint_one
     from ds_toolkit.cli.reports import report
     from ds_toolkit.errors import ToolkitError
 
     ignored = frozenset(rule_named(word).code for word in ignore or ())
-    options = Options(consumer, world_size, launcher, ignored, fix, form)
-    findings: list[Finding] = []
+    inputs: list[Input] = []
     errors: list[ToolkitError] = []
     for name in files:
         try:
-            findings += _lint_one(read_input(name, kind), options)
+            inputs.append(read_input(name, kind))
+        except ToolkitError as error:
+            errors.append(error)
+    counts = _known({"world_size": world_size, "num_nodes": num_nodes, "gpus_per_node": gpus_per_node})
+    counts = counts or _counts_of_a_hostfile(inputs)
+    said = _known({"model": model, "gpu_memory": gpu_memory, "interconnect": interconnect})
+    surroundings = _surroundings(said, counts, sequence_length) if said or counts else None
+    if surroundings is not None:
+        world_size = surroundings.num_ranks
+    options = Options(consumer, world_size, launcher, ignored, fix, form is not Format.TEXT, surroundings)
+    findings: list[Finding] = []
+    for read in inputs:
+        try:
+            findings += lint_one(read, options)
         except ToolkitError as error:
             errors.append(error)
     report(findings, errors, len(files) - len(errors), form)
@@ -93,89 +111,40 @@ def lint(
         raise typer.Exit(FINDINGS)
 
 
-def _lint_one(read: Input, options: Options) -> list[Finding]:
-    if read.kind is Kind.ENV:
-        from ds_toolkit.env.envfile import parse_env_text
-        from ds_toolkit.env.fabric import has_infiniband
-        from ds_toolkit.env.rules import lint_env
-
-        found = lint_env(parse_env_text(read.text, read.name), options.launcher, has_infiniband())
-    elif read.kind is Kind.HOSTFILE:
-        from ds_toolkit.env.hostfile import parse_hostfile_text
-        from ds_toolkit.env.hostfile_rules import lint_hostfile
-
-        found = lint_hostfile(parse_hostfile_text(read.text, read.name))
-    else:
-        from ds_toolkit.config.reader import read_config_text
-
-        document = read_config_text(read.text, read.name)
-        found = _lint_config(document, options)
-        if options.fix:
-            found = _lint_config(_mended(document, found, read.path, options), options)
-    return [finding for finding in found if finding.code not in options.ignored]
+def _known(values: dict[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _lint_config(document: Document, options: Options) -> list[Finding]:
-    from ds_toolkit.config.linter import ABOUT_UNKNOWN_KEYS
-    from ds_toolkit.config.linter import lint as lint_config
-
-    lint_for = functools.partial(
-        lint_config, document, world_size=options.world_size, consumer=options.consumer
-    )
-    found = lint_for()
-    # Asking for the installed version takes a while, and few findings depend on it.
-    if any(finding.code in ABOUT_UNKNOWN_KEYS for finding in found) and _is_newer_deepspeed():
-        found = lint_for(newer_deepspeed=True)
-    return [finding for finding in found if finding.code not in options.ignored]
-
-
-def _mended(document: Document, findings: list[Finding], path: Path | None, options: Options) -> Document:
-    from ds_toolkit.config.fixes import apply_fixes
+def _counts_of_a_hostfile(files: list[Input]) -> dict[str, int]:
+    """Hosts and GPUs as the only hostfile among the files has them; nothing where it cannot be read."""
+    hostfiles = [read for read in files if read.kind is Kind.HOSTFILE]
+    if len(hostfiles) != 1:
+        return {}
+    from ds_toolkit.env.hostfile import parse_hostfile_text
     from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_in_place
 
-    if path is None:
-        raise ToolkitError("standard input cannot be mended", fix="name a file, or leave --fix out")
-    fixed, mended = apply_fixes(document, findings)
-    if not mended:
-        return document
-    # What was mended may uncover what can be mended too: a second call should have nothing to do.
-    for _ in range(_MAX_ROUNDS):
-        fixed, mended = apply_fixes(fixed, _lint_config(fixed, options))
-        if not mended:
-            break
-    _show_changes(document.text, fixed.text, str(path), to_stderr=options.form is not Format.TEXT)
     try:
-        write_in_place(path, fixed.text.encode())
-    except OSError as error:
-        raise ToolkitError("the file cannot be written", where=path, why=error.strerror) from error
-    return fixed
+        slots = list(parse_hostfile_text(hostfiles[0].text).slots.values())
+    except ToolkitError:
+        # The linter has findings of its own about that.
+        return {}
+    if len(set(slots)) > 1:
+        return {"world_size": sum(slots)}
+    return {"num_nodes": len(slots), "gpus_per_node": slots[0]} if slots[0] else {}
 
 
-def _show_changes(before: str, after: str, name: str, *, to_stderr: bool) -> None:
-    import difflib
+def _surroundings(said: dict[str, str], counts: dict[str, int], sequence_length: int) -> Surroundings:
+    from ds_toolkit.advise.surroundings import Surroundings
+    from ds_toolkit.cli.answers import parse_model
+    from ds_toolkit.plan.job import Model
+    from ds_toolkit.plan.network import parse_network
+    from ds_toolkit.units import parse_bytes
 
-    from rich.text import Text
-
-    from ds_toolkit.cli.output import console, error_console
-    from ds_toolkit.errors import printable
-
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"{name} (before)", f"{name} (after)", lineterm=""
+    model = parse_model(said["model"]) if "model" in said else None
+    return Surroundings(
+        model=Model.from_count(model) if isinstance(model, int) else model,
+        gpu_memory_bytes=parse_bytes(said["gpu_memory"]) if "gpu_memory" in said else None,
+        network=parse_network(said["interconnect"]) if "interconnect" in said else None,
+        sequence_length=sequence_length,
+        **counts,
     )
-    styles = {"+": "green", "-": "red", "@": "cyan"}
-    out = error_console() if to_stderr else console()
-    for line in lines:
-        line = printable(line, "\t")
-        out.print(Text(line, style=styles.get(line[:1], "")))
-
-
-def _is_newer_deepspeed() -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from ds_toolkit.config.linter import is_newer_than_supported
-
-    try:
-        return is_newer_than_supported(version("deepspeed"))
-    except PackageNotFoundError:
-        return False

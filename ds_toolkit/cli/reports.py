@@ -72,14 +72,13 @@ def as_json(finding: Finding) -> dict[str, object]:
 def as_sarif(findings: Sequence[Finding], errors: Sequence[ToolkitError]) -> dict[str, object]:
     """A log in the Static Analysis Results Interchange Format, version 2.1.0 (OASIS)."""
     from ds_toolkit import __version__
-    from ds_toolkit.cli.catalogue import rules_of_files
+    from ds_toolkit.cli.catalogue import rule_of
 
-    rules = rules_of_files()
     used = sorted({finding.code for finding in findings})
     driver = {
         "name": "ds-toolkit",
         "semanticVersion": __version__,
-        "rules": [_sarif_rule(rules[code]) for code in used],
+        "rules": [_sarif_rule(rule_of(code)) for code in used],
     }
     notifications = [
         {
@@ -147,10 +146,10 @@ def _uri(file: str) -> str:
 
 
 def _annotation(finding: Finding) -> str:
-    from ds_toolkit.cli.catalogue import name_of
+    from ds_toolkit.cli.catalogue import rule_of
 
     where = finding.where
-    title = f"{finding.code} {name_of(finding.code)}"
+    title = f"{finding.code} {rule_of(finding.code).name}"
     return _github_command(
         _GITHUB[finding.severity], where.file, where.line, where.column, title, _sentence(finding)
     )
@@ -210,12 +209,12 @@ def _print_text(findings: Sequence[Finding], num_files: int) -> None:
 
 def _block(finding: Finding) -> list[tuple[str, str]]:
     """The lines about one finding, in pieces with a style each."""
-    from ds_toolkit.cli.catalogue import name_of
+    from ds_toolkit.cli.catalogue import rule_of
 
     pieces = [
         (f"{finding.where}: ", ""),
         (finding.severity.value, _STYLES[finding.severity]),
-        (f" {finding.code} {name_of(finding.code)}\n", "bold"),
+        (f" {finding.code} {rule_of(finding.code).name}\n", "bold"),
         (f"  {finding.message}", ""),
     ]
     return pieces if finding.fix is None else [*pieces, (f"\n  fix: {finding.fix}", "green")]

@@ -11,7 +11,8 @@ from pathlib import Path
 from ds_toolkit.checkpoint.dtypes import DTYPES, DType
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor, read_weights
+from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
+from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.convert.copying import (
     Move,
     Progress,
@@ -20,7 +21,8 @@ from ds_toolkit.convert.copying import (
     disk_full,
     free_space_bytes,
 )
-from ds_toolkit.convert.integrity import check_slices
+from ds_toolkit.convert.gathering import Gather
+from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
 from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
@@ -106,8 +108,6 @@ def consolidate(
     needed_bytes = sum(output.num_bytes for output in outputs)
     if needed_bytes > free_space_bytes(out.parent):
         raise disk_full(out, needed_bytes)
-    slices = [place for tensor in weights.tensors.values() for place in tensor.slices]
-    check_slices(slices, default_num_threads())
     num_bytes = _write(out, writer, weights, outputs, progress)
     return Consolidated(
         output=out,
@@ -176,11 +176,15 @@ def _write(
 ) -> int:
     """Size of the file in bytes."""
     needed_bytes = sum(output.num_bytes for output in outputs)
+    source_crcs = SourceCrcs(place for tensor in weights.tensors.values() for place in tensor.slices)
     try:
         with whole_file(out) as partial:
             layout = writer.lay_out(partial, outputs, weights.names, weights.aliases)
             moves = sorted(_moves(weights, outputs, layout), key=lambda move: move.destination_offset_bytes)
-            checksums = copy_ranges(moves, partial, checksums=writer.needs_checksums, progress=progress)
+            checksums = copy_ranges(
+                moves, partial, checksums=writer.needs_checksums, source_crcs=source_crcs, progress=progress
+            )
+            source_crcs.check(default_num_threads())
             writer.finish(partial, checksums)
     except OSError as error:
         raise ToolkitError(
@@ -192,10 +196,13 @@ def _write(
     return layout.size_bytes
 
 
-def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) -> Iterator[Move]:
+def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) -> Iterator[Move | Gather]:
     for output in outputs:
         tensor = weights.tensors[output.name]
         position = layout.offsets_bytes[output.name]
+        if not tensor.is_plain:
+            yield Gather(tensor, 0, tensor.num_elements, position, output.dtype, output.name)
+            continue
         for place in tensor.slices:
             move = Move(
                 source=place.path,

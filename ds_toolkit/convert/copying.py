@@ -12,11 +12,13 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds_toolkit.checkpoint.dtypes import DType, convert
 from ds_toolkit.convert.crc32 import combined
+from ds_toolkit.convert.gathering import Gather, Read
+from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import format_bytes
 
@@ -44,9 +46,36 @@ class Move:
     member: str
 
     @property
+    def sources(self) -> Iterator[Path]:
+        """The file that is read."""
+        yield self.source
+
+    @property
     def num_written_bytes(self) -> int:
         """Bytes in the destination."""
         return self.num_bytes // self.source_dtype.size_bytes * self.destination_dtype.size_bytes
+
+    def pieces(self, piece_bytes: int) -> Iterator[Move]:
+        """The same in pieces of at most so many bytes of the source."""
+        if 0 < self.num_bytes <= piece_bytes:
+            yield self
+            return
+        item_bytes, written_item_bytes = self.source_dtype.size_bytes, self.destination_dtype.size_bytes
+        step_bytes = piece_bytes // item_bytes * item_bytes
+        for start in range(0, self.num_bytes, step_bytes):
+            written = start // item_bytes * written_item_bytes
+            yield replace(
+                self,
+                source_offset_bytes=self.source_offset_bytes + start,
+                num_bytes=min(step_bytes, self.num_bytes - start),
+                destination_offset_bytes=self.destination_offset_bytes + written,
+            )
+
+    def fill(self, buffer: memoryview, read: Read) -> memoryview:
+        """The bytes as they are in the source, at the front of the buffer."""
+        raw = buffer[: self.num_bytes]
+        read(self.source, self.source_offset_bytes, raw)
+        return raw
 
 
 def default_num_threads() -> int:
@@ -55,10 +84,11 @@ def default_num_threads() -> int:
 
 
 def copy_ranges(
-    moves: Sequence[Move],
+    moves: Sequence[Move | Gather],
     destination: Path,
     *,
     checksums: bool = False,
+    source_crcs: SourceCrcs | None = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
@@ -66,6 +96,7 @@ def copy_ranges(
 
     Args:
         checksums: whether to compute the CRC-32 of what is written, by member.
+        source_crcs: told the CRC-32 of everything that is read.
         progress: called with bytes written so far and bytes in all, from several threads, one at a time.
 
     Returns:
@@ -74,7 +105,7 @@ def copy_ranges(
     Raises:
         ToolkitError: a source is gone or too short, or the disk is full.
     """
-    crew = _Crew(moves, destination, checksums=checksums, progress=progress)
+    crew = _Crew(moves, destination, source_crcs, checksums=checksums, progress=progress)
     with contextlib.ExitStack() as stack:
         crew.open_files(stack)
         threads = [threading.Thread(target=crew.work) for _ in range(num_threads or default_num_threads())]
@@ -97,22 +128,29 @@ class _Crew:
     """What the threads share."""
 
     def __init__(
-        self, moves: Sequence[Move], destination: Path, *, checksums: bool, progress: Progress | None
+        self,
+        moves: Sequence[Move | Gather],
+        destination: Path,
+        source_crcs: SourceCrcs | None,
+        *,
+        checksums: bool,
+        progress: Progress | None,
     ) -> None:
         self.stop = False
         self.error: BaseException | None = None
         self._moves = moves
         self._destination = destination
         self._progress = progress
+        self._source_crcs = source_crcs
         self._total_bytes = sum(move.num_written_bytes for move in moves)
         self._done_bytes = 0
-        self._pieces = _pieces(moves)
+        self._pieces = (piece for move in moves for piece in move.pieces(PIECE_BYTES))
         self._lock = threading.Lock()
         self._descriptors: dict[Path, int] = {}
         self._crcs: list[tuple[int, str, int, int]] | None = [] if checksums else None
 
     def open_files(self, stack: contextlib.ExitStack) -> None:
-        for path in dict.fromkeys(move.source for move in self._moves):
+        for path in dict.fromkeys(path for move in self._moves for path in move.sources):
             self._descriptors[path] = _opened(path, os.O_RDONLY, stack)
         self._written = _opened(self._destination, os.O_WRONLY, stack)
 
@@ -130,28 +168,46 @@ class _Crew:
                 self.error = self.error or self._explained(error)
             self.stop = True
 
-    def _carry(self, piece: Move, buffer: memoryview) -> None:
-        raw = buffer[: piece.num_bytes]
-        self._read(piece, raw)
+    def _carry(self, piece: Move | Gather, buffer: memoryview) -> None:
+        read_crcs: list[tuple[Path, int, int, int]] = []
+
+        def read(source: Path, offset_bytes: int, out: memoryview) -> None:
+            self._read(source, offset_bytes, out)
+            if self._source_crcs is not None:
+                read_crcs.append((source, offset_bytes, len(out), zlib.crc32(out)))
+
+        raw = piece.fill(buffer, read)
         data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
-        offset = piece.destination_offset_bytes
-        crc = zlib.crc32(data) if self._crcs is not None else 0
-        num_written = 0
-        while num_written < len(data):
-            num_written += os.pwrite(self._written, data[num_written:], offset + num_written)
+        crc = self._written_crc(raw, data, read_crcs)
+        self._write(piece.destination_offset_bytes, data)
         with self._lock:
+            for read_crc in read_crcs:
+                self._source_crcs.add(*read_crc)  # type: ignore[union-attr]
             if self._crcs is not None:
-                self._crcs.append((offset, piece.member, crc, len(data)))
+                self._crcs.append((piece.destination_offset_bytes, piece.member, crc, len(data)))
             self._done_bytes += len(data)
             if self._progress is not None:
                 self._progress(self._done_bytes, self._total_bytes)
 
-    def _read(self, piece: Move, raw: memoryview) -> None:
-        descriptor, num_read = self._descriptors[piece.source], 0
+    def _written_crc(
+        self, raw: memoryview, data: memoryview, read_crcs: Sequence[tuple[Path, int, int, int]]
+    ) -> int:
+        if self._crcs is None:
+            return 0
+        # What is written as it was read has one CRC.
+        return read_crcs[0][3] if data is raw and len(read_crcs) == 1 else zlib.crc32(data)
+
+    def _write(self, offset_bytes: int, data: memoryview) -> None:
+        num_written = 0
+        while num_written < len(data):
+            num_written += os.pwrite(self._written, data[num_written:], offset_bytes + num_written)
+
+    def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
+        descriptor, num_read = self._descriptors[source], 0
         while num_read < len(raw):
-            count = os.preadv(descriptor, [raw[num_read:]], piece.source_offset_bytes + num_read)
+            count = os.preadv(descriptor, [raw[num_read:]], offset_bytes + num_read)
             if count == 0:
-                raise ToolkitError("a checkpoint file became shorter while it was read", where=piece.source)
+                raise ToolkitError("a checkpoint file became shorter while it was read", where=source)
             num_read += count
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -194,29 +250,7 @@ def _opened(path: Path, flags: int, stack: contextlib.ExitStack) -> int:
     return descriptor
 
 
-def _pieces(moves: Sequence[Move]) -> Iterator[Move]:
-    """The moves cut to pieces that fit a buffer."""
-    for move in moves:
-        if move.num_bytes <= PIECE_BYTES:
-            if move.num_bytes:
-                yield move
-            continue
-        item_bytes, written_item_bytes = move.source_dtype.size_bytes, move.destination_dtype.size_bytes
-        step_bytes = PIECE_BYTES // item_bytes * item_bytes
-        for start in range(0, move.num_bytes, step_bytes):
-            yield Move(
-                source=move.source,
-                source_offset_bytes=move.source_offset_bytes + start,
-                num_bytes=min(step_bytes, move.num_bytes - start),
-                source_dtype=move.source_dtype,
-                destination_offset_bytes=move.destination_offset_bytes
-                + start // item_bytes * written_item_bytes,
-                destination_dtype=move.destination_dtype,
-                member=move.member,
-            )
-
-
-def _converted(raw: memoryview, piece: Move) -> memoryview:
+def _converted(raw: memoryview, piece: Move | Gather) -> memoryview:
     import numpy as np
 
     return convert(np.frombuffer(raw, np.uint8), piece.source_dtype, piece.destination_dtype).data

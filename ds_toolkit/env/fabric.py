@@ -46,7 +46,7 @@ def detect_host(root: Path = Path("/"), nvidia_smi: str = "nvidia-smi") -> Host:
     quota = _cpu_quota(root)
     num_cpus = len(os.sched_getaffinity(0))
     return Host(
-        gpus=_gpus(nvidia_smi),
+        gpus=gpus(nvidia_smi),
         memory_bytes=min(
             filter(None, (_machine_memory_bytes(root), _memory_limit_bytes(root))), default=None
         ),
@@ -63,7 +63,8 @@ def has_infiniband(root: Path = Path("/")) -> bool | None:
     return bool(_names(root / "sys/class/infiniband"))
 
 
-def _gpus(nvidia_smi: str) -> tuple[Gpu, ...]:
+def gpus(nvidia_smi: str = "nvidia-smi") -> tuple[Gpu, ...]:
+    """The GPUs of this host as its driver reports them; none where there is no driver."""
     command = [nvidia_smi, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(

@@ -12,6 +12,7 @@ import pytest
 from ds_toolkit.advise.rules import RULES, lint_plan
 from ds_toolkit.advise.subject import Plan
 from ds_toolkit.env.envfile import parse_env_text
+from ds_toolkit.findings import Where
 from ds_toolkit.plan.communication import compute_seconds, step_seconds, step_traffic
 from ds_toolkit.plan.job import Cluster, Job, Model, Precision
 from ds_toolkit.plan.network import Network, parse_network
@@ -43,18 +44,19 @@ def test_examples_hold(rule: Any) -> None:
     assert rule.bad
     assert rule.good
     for example in rule.bad:
-        findings = lint_plan(plan_of(example), ".deepspeed_env")
+        findings = lint_plan(plan_of(example))
         assert [finding.code for finding in findings] == [rule.code], example
         assert all(finding.fix for finding in findings)
     for example in rule.good:
         assert lint_plan(plan_of(example)) == [], example
 
 
-def test_findings_say_which_file_they_are_about() -> None:
+def test_findings_say_where_they_are() -> None:
     job = plan_of(Example("{}", {"model": "1M", "nodes": "2"})).job
     variables = {"NCCL_IB_HCA": "mlx5_0"}
-    (finding,) = lint_plan(Plan({"train_batch_size": 8}, job, parse_network("10GbE"), variables), "my_env")
-    assert (finding.where.file, finding.where.pointer) == ("my_env", "NCCL_IB_HCA")
+    plan = Plan({"train_batch_size": 8}, job, parse_network("10GbE"), variables)
+    (finding,) = lint_plan(plan, lambda name: Where("my_env", name, 3, 1))
+    assert finding.where == Where("my_env", "NCCL_IB_HCA", 3, 1)
     config = {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
     (finding,) = lint_plan(Plan(config, job))
     assert (finding.where.file, finding.where.pointer) == (None, "/zero_optimization/reduce_bucket_size")

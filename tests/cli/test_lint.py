@@ -381,3 +381,82 @@ def test_fixing_twice_changes_nothing_the_second_time(ds_toolkit: Command) -> No
     out = ds_toolkit("lint", "twice.json", "--fix")[1]
     assert "(before)" not in out
     assert Path("twice.json").read_text() == first
+
+
+STAGE_3 = '{"train_batch_size": 16,\n "bf16": {"enabled": true},\n "zero_optimization": {\n  "stage": 3}}\n'
+
+
+def test_files_are_held_against_a_model_and_a_machine(ds_toolkit: Command, tmp_path: Path) -> None:
+    (tmp_path / "three.json").write_text(STAGE_3)
+    (tmp_path / "hostfile").write_text("h1 slots=8\nh2 slots=8\n")
+    (tmp_path / "my.env").write_text("NCCL_DEBUG=WARN\nNCCL_IB_HCA=mlx5_0\n")
+    files = ["three.json", "my.env", "hostfile"]
+    assert ds_toolkit("lint", *files)[0] == 0
+    files += ["--model", "7B", "--interconnect", "10GbE", "--gpu-memory", "80GB"]
+    code, out, _ = ds_toolkit("lint", *files, "--format", "json")
+    assert code == 1
+    found = json.loads(out)["findings"]
+    assert [(each["code"], each["file"], each["line"], each["column"]) for each in found] == [
+        ("DS552", "three.json", 4, 3),
+        ("DS556", "my.env", 2, 1),
+    ]
+    code, out, _ = ds_toolkit("lint", *files, "--num-nodes", "1", "--gpus-per-node", "16")
+    assert (code, out) == (0, "nothing found in 3 files\n")
+    arguments = ["three.json", "--model", "70B", "--gpus-per-node", "8", "--gpu-memory", "80GB"]
+    code, out, _ = ds_toolkit("lint", *arguments)
+    assert code == 1
+    assert out.startswith("three.json:4:3 /zero_optimization/stage: error DS557 more-than-a-gpu-holds\n")
+    assert ds_toolkit("lint", *arguments, "--ignore", "DS557")[0] == 0
+    log = json.loads(ds_toolkit("lint", *arguments, "--format", "sarif")[1])
+    assert [rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]] == ["DS557"]
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "code"),
+    [
+        ("h1 slots=8\nh2 slots=8\n", 0),
+        ("h1 slots=4\nh2 slots=3\n", 1),
+        # What cannot be read, or holds no ranks, says nothing about batches.
+        ("h1 slots=8\nh1 slots=7\n", 1),
+    ],
+)
+def test_a_hostfile_says_how_many_ranks_there_are(
+    ds_toolkit: Command, tmp_path: Path, hostfile: str, code: int
+) -> None:
+    (tmp_path / "hostfile").write_text(hostfile)
+    (tmp_path / "sixteen.json").write_text('{"train_batch_size": 16}')
+    result, out, _ = ds_toolkit("lint", "sixteen.json", "hostfile")
+    assert result == code
+    assert ("DS102" in out) is ("slots=3" in hostfile)
+    assert ("DS102" in ds_toolkit("lint", "sixteen.json", "hostfile", "--world-size", "7")[1]) is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu-memory", "80GB"], "the model is not known"),
+        (["--model", "7B", "--gpu-memory", "80GB"], "the number of GPUs is not known"),
+        (["--model", "7B", "--interconnect", "10GbE"], "the number of hosts is not known"),
+        (["--model", "seven"], "`seven` is not a count"),
+        (["--interconnect", "fast"], "`fast` is not a network"),
+        (["--world-size", "9", "--num-nodes", "2"], "9 ranks do not fill 2 hosts"),
+    ],
+)
+def test_flags_that_say_nothing_are_refused(ds_toolkit: Command, arguments: list[str], says: str) -> None:
+    code, out, err = ds_toolkit("lint", "clean.json", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_gpus_with_nvlink_are_seen_on_this_host(
+    ds_toolkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\n")
+    driver.chmod(0o755)
+    (tmp_path / "my.env").write_text("NCCL_DEBUG=WARN\nNCCL_P2P_DISABLE=1\n")
+    assert ds_toolkit("lint", "my.env")[0] == 0
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    code, out, _ = ds_toolkit("lint", "my.env")
+    assert code == 1
+    assert out.startswith("my.env:2:1: warning DS554 peer-access-off-on-nvlink\n")

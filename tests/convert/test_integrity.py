@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.manifest import Manifest, RunShape
-from ds_toolkit.checkpoint.tensors import read_weights
+from ds_toolkit.checkpoint.shards import Slice, open_shard
+from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.convert.consolidate import consolidate
+from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.errors import ToolkitError
 
 CASES = ["stage0-fp32-2ranks", "stage1-bf16-2ranks", "stage2-bf16-3ranks", "stage3-fp32-2ranks"]
@@ -112,3 +116,45 @@ def test_the_checkpoint_is_not_overwritten_by_its_own_weights(zoo: Path, tmp_pat
             consolidate(copy, copy / name, force=True)
     assert not (copy / "new.bin").exists()
     consolidate(copy, tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_crcs_of_pieces_in_any_order_with_gaps_and_overlaps_are_joined(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "shard.pt"
+    torch.save({"a": torch.randn(100), "b": torch.randn(333)}, path)
+    data = path.read_bytes()
+    chosen = random.Random(seed)
+    places = [
+        Slice(path, member.data_offset, member.size_bytes) for member in open_shard(path).storages.values()
+    ]
+    pieces = []
+    for place in places:
+        for _ in range(chosen.randrange(6)):
+            start = place.offset_bytes + chosen.randrange(place.num_bytes)
+            num_bytes = chosen.randint(1, place.offset_bytes + place.num_bytes - start)
+            pieces.append((start, num_bytes))
+    pieces += pieces[:1]
+
+    def crcs_of(data: bytes) -> SourceCrcs:
+        crcs = SourceCrcs(places)
+        for start, num_bytes in pieces:
+            crcs.add(path, start, num_bytes, zlib.crc32(data[start : start + num_bytes]))
+        return crcs
+
+    crcs_of(data).check(num_threads=2)
+    changed = bytearray(data)
+    changed[places[-1].offset_bytes + chosen.randrange(places[-1].num_bytes)] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(ToolkitError, match="member shard/data/1 is"):
+        crcs_of(bytes(changed)).check(num_threads=2)
+
+
+def test_what_was_read_is_compared_and_not_what_lies_there_later(tmp_path: Path) -> None:
+    path = tmp_path / "shard.pt"
+    torch.save({"a": torch.randn(100)}, path)
+    (member,) = open_shard(path).storages.values()
+    place = Slice(path, member.data_offset, member.size_bytes)
+    crcs = SourceCrcs([place])
+    crcs.add(path, place.offset_bytes, place.num_bytes, 12345)
+    with pytest.raises(ToolkitError, match="has changed since it was saved"):
+        crcs.check(num_threads=1)
