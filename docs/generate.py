@@ -1,4 +1,7 @@
-"""Write the pages that come from the code: docs/rules.md from the docstrings of the rules (`make docs`)."""
+"""Write the pages that come from the code (`make docs`).
+
+docs/rules.md comes from the docstrings of the rules, docs/variables.md from the table of variables.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from ds_toolkit.cli.catalogue import all_rules
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
+from ds_toolkit.env.variables import REPLACED, VARIABLES
 
 OLDEST, NEWEST = SUPPORTED_DEEPSPEED
 FOLDER = Path(__file__).parent
@@ -92,5 +96,38 @@ def _manual(rule: Any) -> list[str]:
     return lines
 
 
+def variables_page() -> str:
+    """The variables that the linter knows as Markdown tables: those of today, then old names."""
+    lines = [
+        "# Variables",
+        "",
+        "<!-- Written by `make docs` from ds_toolkit/env/variables.py; change that. -->",
+        "",
+        f"The {len(VARIABLES)} variables of NCCL, torch and DeepSpeed that `ds-toolkit lint` knows. *Since*",
+        "is the first version that reads the name: for NCCL as its user guide says, for torch as its",
+        "releases from 2.0 on show. A dash means that it is not known, or older than that.",
+        "",
+        "| variable | meaning | values | since |",
+        "|---|---|---|---|",
+    ]
+    for name, variable in sorted(VARIABLES.items()):
+        values = variable.expected or "any"
+        lines.append(f"| `{name}` | {variable.meaning} | {values} | {variable.since or '-'} |")
+    lines += [
+        "",
+        "## Old names",
+        "",
+        "DS722 finds them. *Both set* says which counts where a file has the old name and the new one",
+        "(DS729).",
+        "",
+        "| old name | replaced by | since | both set |",
+        "|---|---|---|---|",
+    ]
+    for old, new in sorted(REPLACED.items()):
+        lines.append(f"| `{old}` | `{new.name}` | {new.since or '-'} | {new.together} |")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     (FOLDER / "rules.md").write_text(rules_page())
+    (FOLDER / "variables.md").write_text(variables_page())

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,13 +71,33 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.write_bytes(data)
 
 
-def write_in_place(path: Path, data: bytes) -> None:
-    """Give an existing file new content as `write_whole` does; its mode stays, and so does a link to it."""
-    target = path.resolve()
-    mode = target.stat().st_mode
+def write_output(path: Path, data: bytes, *, executable: bool = False) -> None:
+    """Write what a person named as output, as a whole: a link to a file stays, and so does the file's mode.
+
+    Devices and pipes are written to. `executable` lets those run the file that may read it.
+
+    Raises:
+        ToolkitError: the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        with whole_output(path, executable=executable) as partial:
+            partial.write_bytes(data)
+    except OSError as error:
+        raise ToolkitError("the file cannot be written", where=path, why=error.strerror) from error
+
+
+@contextlib.contextmanager
+def whole_output(path: Path, *, executable: bool = False) -> Iterator[Path]:
+    """`whole_file` for what a person named as output: what a link points to is replaced, its mode kept."""
+    target = Path(os.path.realpath(path))
+    old_mode = target.stat().st_mode if target.is_file() else None
     with whole_file(target) as partial:
-        partial.write_bytes(data)
-        partial.chmod(mode & 0o7777)
+        yield partial
+        mode = stat.S_IMODE(partial.stat().st_mode if old_mode is None else old_mode)
+        partial.chmod(mode | (mode & 0o444) >> 2 if executable else mode)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ _BYTES: dict[str, float] = {
 }
 _COUNTS: dict[str, float] = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LEAST_MEMORY_BYTES = 2**20
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -25,6 +26,23 @@ def parse_bytes(text: str) -> int:
         ToolkitError: the text is not a size.
     """
     return round(_scaled(text, _BYTES, str.upper, "a size", "80GB, 512MiB or 1TB"))
+
+
+def parse_memory_bytes(text: str, noun: str) -> int:
+    """Bytes of a memory size, as `parse_bytes` reads it; `noun` is what has the memory, for the error.
+
+    Raises:
+        ToolkitError: the text is not a size, or one below 1 MiB: of `80` the unit was forgotten.
+    """
+    num_bytes = parse_bytes(text)
+    if num_bytes >= _LEAST_MEMORY_BYTES:
+        return num_bytes
+    number, unit = re.findall(r"[0-9.]+|[A-Za-z]+", text + " B")[:2]
+    raise ToolkitError(
+        f"the {noun} is {num_bytes} bytes: too few",
+        why=None if unit in text else "a number without a unit is bytes",
+        fix=f"did you mean {number}GB?" if float(number) else "write it as 80GB, 512MiB or 1TB",
+    )
 
 
 def parse_count(text: str) -> int:

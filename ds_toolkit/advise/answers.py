@@ -78,11 +78,23 @@ def complete(answers: Answers, host: Host) -> tuple[Job, list[str]]:
     if micro_batch_size is None:
         micro_batch_size = 1
         reasons.append("micro batch 1: the least memory; raise it while there is room")
-    accumulation_steps = _accumulation_steps(answers.global_batch_size, micro_batch_size, cluster)
+    accumulation_steps = _accumulation_steps(answers.global_batch_size, micro_batch_size, cluster.world_size)
     model = answers.model if isinstance(answers.model, Model) else Model.from_count(answers.model)
     reasons.insert(0, model.rationale)
     job = Job(model, cluster, precision, micro_batch_size, accumulation_steps, sequence_length)
     return job, reasons
+
+
+def check_global_batch(answers: Answers) -> None:
+    """Refuse a global batch that no answer still to come could make fit.
+
+    What was not said counts as 1, which divides everything.
+
+    Raises:
+        ToolkitError: it is no multiple of one pass over all ranks.
+    """
+    num_ranks = answers.num_nodes * (answers.gpus_per_node or 1)
+    _accumulation_steps(answers.global_batch_size, answers.micro_batch_size or 1, num_ranks)
 
 
 def complete_network(
@@ -134,15 +146,15 @@ def _cluster(answers: Answers, host: Host, reasons: list[str]) -> Cluster:
     return Cluster(answers.num_nodes, ranks_per_node, device_memory_bytes, host_memory_bytes)
 
 
-def _accumulation_steps(global_batch_size: int | None, micro_batch_size: int, cluster: Cluster) -> int:
+def _accumulation_steps(global_batch_size: int | None, micro_batch_size: int, num_ranks: int) -> int:
     if global_batch_size is None or micro_batch_size < 1:
         return 1
-    one_pass = micro_batch_size * cluster.world_size
+    one_pass = micro_batch_size * num_ranks
     if global_batch_size % one_pass or global_batch_size < 1:
         below = max(1, global_batch_size // one_pass) * one_pass
         raise ToolkitError(
             f"the global batch {global_batch_size} cannot be divided",
-            why=f"one pass is {one_pass}: micro batch {micro_batch_size} x {cluster.world_size} ranks",
+            why=f"one pass is {one_pass}: micro batch {micro_batch_size} x {num_ranks} ranks",
             fix=f"give --global-batch-size {below} or {below + one_pass}, or another --micro-batch-size",
         )
     return global_batch_size // one_pass

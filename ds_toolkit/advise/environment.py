@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ds_toolkit.env.envfile import EnvFile, env_line
+from ds_toolkit.env.envfile import EnvFile, env_line, parse_env_text
 from ds_toolkit.env.fabric import Host
-from ds_toolkit.env.interfaces import interface_to
+from ds_toolkit.env.interfaces import interface_to, is_virtual
 from ds_toolkit.env.launchers import Launcher
-from ds_toolkit.env.links import is_virtual
 from ds_toolkit.env.rules import lint_env
-from ds_toolkit.env.variables import SECRET_NAME
+from ds_toolkit.env.secret_names import looks_like_a_secret
+from ds_toolkit.env.variables import REPLACED
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import has_errors
 from ds_toolkit.rendering import render
@@ -39,12 +39,14 @@ class EnvAdvice:
         settings: what was added, and why.
         kept: the person's own lines that stand, with what would have been written where that differs.
         left_out: what was not set, and why.
+        notices: what the person should know about lines that stand.
     """
 
     text: str
     settings: list[Setting]
     kept: list[str]
     left_out: list[str]
+    notices: list[str]
 
 
 def advise_environment(
@@ -63,7 +65,8 @@ def advise_environment(
     Args:
         host: what this host has; the others are taken to have the same.
         hosts: names or addresses of all hosts, as a hostfile has them.
-        launcher: what carries the file to the ranks.
+        launcher: what carries the file to the ranks; for Slurm and torchrun gen-launch's script does it, by
+            setting the variables in its own shell.
         debug: make NCCL and torch say what they do.
         existing: the file that is there already.
         find_interface: gives the interface that leads to a host.
@@ -83,6 +86,8 @@ def advise_environment(
             del own[earlier.name]
             if proposal is None:
                 left_out.append(f"{earlier.name}={earlier.value}: --debug wrote it, and it is off now")
+    settings, under_old_names = _without_renamed(settings, own)
+    left_out += under_old_names
     kept = [
         name if proposed in (None, value) else f"{name} (proposed: {proposed})"
         for name, value in own.items()
@@ -92,7 +97,34 @@ def advise_environment(
     variables = {**own, **{setting.name: setting.value for setting in added}}
     for name, value in variables.items():
         env_line(name, value)
-    return EnvAdvice(render(TEMPLATE, variables=variables), added, kept, left_out)
+    text = render(TEMPLATE, variables=variables)
+    return EnvAdvice(text, added, kept, left_out, _notices(text, variables, launcher))
+
+
+def _without_renamed(settings: list[Setting], own: dict[str, str]) -> tuple[list[Setting], list[str]]:
+    # A new name beside the person's old one would overrule what the person wrote.
+    old_names = {new.name: old for old, new in REPLACED.items() if old in own and new.is_read}
+    renamed = [setting for setting in settings if setting.name in old_names and setting.name not in own]
+    reasons = [
+        f"{name}={setting.value}: your {old}={own[old]} is its old name and stands, and the new one would "
+        f"overrule it; write {name} in its place"
+        for setting in renamed
+        for name, old in [(setting.name, old_names[setting.name])]
+    ]
+    return [setting for setting in settings if setting not in renamed], reasons
+
+
+def _notices(text: str, variables: dict[str, str], launcher: Launcher) -> list[str]:
+    findings = lint_env(parse_env_text(text))
+    notices = [f"{finding.message}; {finding.fix}" for finding in findings if finding.code == "DS729"]
+    if launcher is Launcher.SLURM:
+        notices += [
+            f"{name}={value}: gen-launch's script hands the commas on; `deepspeed --launcher slurm` cuts the "
+            "value off at the first"
+            for name, value in variables.items()
+            if "," in value
+        ]
+    return notices
 
 
 def _for_fabric(
@@ -151,7 +183,11 @@ def _for_failures() -> list[Setting]:
         Setting("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "300", "after five minutes; torch's default is eight"),
         Setting("DEEPSPEED_TIMEOUT", "10", "minutes that a collective may take before it counts as failed"),
         Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "the flight recorder says which collective hung"),
-        Setting("TORCH_FR_BUFFER_SIZE", "2000", "collectives that it remembers"),
+        Setting(
+            "TORCH_FR_BUFFER_SIZE",
+            "2000",
+            "collectives that it remembers; torch before 2.8 knows it as TORCH_NCCL_TRACE_BUFFER_SIZE",
+        ),
     ]
 
 
@@ -174,7 +210,7 @@ def _own_lines(existing: EnvFile | None, launcher: Launcher) -> dict[str, str]:
     if existing is None:
         return {}
     own = existing.variables
-    secret = next((name for name in own if SECRET_NAME.search(name.upper())), None)
+    secret = next((name for name, value in own.items() if value and looks_like_a_secret(name)), None)
     if secret is not None:
         raise ToolkitError(
             f"`{secret}` looks like a secret",
@@ -182,7 +218,8 @@ def _own_lines(existing: EnvFile | None, launcher: Launcher) -> dict[str, str]:
             why="the launcher prints the values of this file into its log and into the process list",
             fix="keep it in a file that the script reads",
         )
-    findings = lint_env(existing, launcher)
+    # What a shell sets is not bound by what DeepSpeed's launcher makes of a line.
+    findings = lint_env(existing, None if launcher.script_sets_variables else launcher)
     if has_errors(findings):
         worst = next(finding for finding in findings if finding.severity.value == "error")
         raise ToolkitError(worst.message, where=str(worst.where), fix=worst.fix or "mend the line first")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, shard_files
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ds_toolkit.checkpoint.partitions import (
@@ -22,6 +23,7 @@ from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Shard, open_shard
 from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates, model_states, optimizer_states
 from ds_toolkit.checkpoint.tensors import (
+    Block,
     Part,
     Role,
     StoredTensor,
@@ -203,11 +205,17 @@ def _stage0_cell(model: ModelStates) -> Cell:
 
 
 def _unnamed_masters(model: ModelStates) -> tuple[tuple[UnnamedTensor, ...], ...]:
-    flat = model.optimizer.get("fp32_groups_flat")
-    groups = [[vector] for vector in flat] if flat else model.optimizer.get("fp32_groups", ())
+    optimizer = Fields(model.shard, dict(model.optimizer), "optimizer")
+    flat = optimizer.items("fp32_groups_flat")
+    groups = [[vector] for vector in flat] or [
+        Fields(model.shard, {"fp32_groups": group}).items("fp32_groups")
+        for group in optimizer.items("fp32_groups")
+    ]
     return tuple(
         tuple(
-            UnnamedTensor(record.shape, record.dtype, model.shard.locate(record), is_flat=bool(flat))
+            UnnamedTensor(
+                record.shape, record.dtype, model.shard.span(record), bool(flat), _blocks_of(record)
+            )
             for record in group
             if isinstance(record, TensorRecord)
         )
@@ -218,11 +226,14 @@ def _unnamed_masters(model: ModelStates) -> tuple[tuple[UnnamedTensor, ...], ...
 def _whole(shard: Shard, name: str, record: TensorRecord, role: Role) -> StoredTensor:
     """A tensor that lies in one file, in whatever order (convolutions in channels_last format)."""
     place = shard.span(record, name=name)
-    blocks = None
-    if not record.is_contiguous:
-        blocks = (block_in_order(record.shape, 0, record.strides, 0, row_major_strides(record.shape)),)
-    part = Part((place,) if place.num_bytes else (), blocks)
+    part = Part((place,) if place.num_bytes else (), _blocks_of(record))
     return StoredTensor(name, record.shape, record.dtype, (part,), role)
+
+
+def _blocks_of(record: TensorRecord) -> tuple[Block, ...] | None:
+    if record.is_contiguous:
+        return None
+    return (block_in_order(record.shape, 0, record.strides, 0, row_major_strides(record.shape)),)
 
 
 def _stored(model: ModelStates, placed: Placed, role: Role) -> StoredTensor:

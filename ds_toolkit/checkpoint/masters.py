@@ -35,7 +35,7 @@ def name_masters(weights: CheckpointMap) -> CheckpointMap:
             found = _match(master, candidates, cursor)
             for cursor, place in found:
                 named = candidates[cursor]
-                tensors[named.name] = named.moved_to(master.dtype, [place])
+                tensors[named.name] = named.moved_to(master.dtype, place, master.blocks)
             taken = {index for index, _ in found}
             # The cursor stays where one was found and taken out: what followed it comes first the next time.
             candidates = [tensor for index, tensor in enumerate(candidates) if index not in taken]
@@ -59,6 +59,8 @@ def _match(master: UnnamedTensor, candidates: Sequence[StoredTensor], cursor: in
             part = Slice(place.path, place.offset_bytes + consumed_bytes, num_bytes)
             fits = num_bytes <= place.num_bytes - consumed_bytes
             fits = fits and (master.is_flat or candidate.shape == master.shape)
+            # Values are compared as they lie there, which must be the same order.
+            fits = fits and candidate.parts[0].blocks == master.blocks
             if fits and all(index != other for other, _ in found) and _rounds_to(part, master, candidate):
                 found.append((index, part))
                 consumed_bytes += num_bytes

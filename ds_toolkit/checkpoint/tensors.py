@@ -147,22 +147,23 @@ class StoredTensor:
         """Whether its elements are those of `slices` end to end, in row-major order."""
         return all(part.blocks is None for part in self.parts)
 
-    def moved_to(self, dtype: DType, slices: Sequence[Slice]) -> StoredTensor:
-        """The same tensor with its elements elsewhere, end to end."""
-        return dataclasses.replace(self, dtype=dtype, parts=(Part(tuple(slices)),))
+    def moved_to(self, dtype: DType, place: Slice, blocks: tuple[Block, ...] | None = None) -> StoredTensor:
+        """The same tensor with its elements elsewhere."""
+        return dataclasses.replace(self, dtype=dtype, parts=(Part((place,), blocks),))
 
 
 @dataclass(frozen=True)
 class UnnamedTensor:
     """fp32 weights that stage 0 keeps in its optimizer, where they have no name.
 
-    `is_flat` if they are those of several parameters, one after the other.
+    `is_flat` if they are those of several parameters, one after the other; `blocks` as those of a `Part`.
     """
 
     shape: tuple[int, ...]
     dtype: DType
     place: Slice
     is_flat: bool
+    blocks: tuple[Block, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ds_toolkit.advise.answers import Answers
+from ds_toolkit.advise.answers import Answers, check_global_batch
+from ds_toolkit.advise.hf_counting import read_hf_model
 from ds_toolkit.advise.questions import missing_flags, next_question
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.env.fabric import Host
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.plan.hf_model import read_hf_model
 from ds_toolkit.plan.job import Model, Precision
 from ds_toolkit.plan.network import parse_network
-from ds_toolkit.units import parse_bytes, parse_count, parse_seconds
+from ds_toolkit.units import parse_count, parse_memory_bytes, parse_seconds
 
 Value = TypeVar("Value")
 
@@ -23,8 +23,11 @@ Value = TypeVar("Value")
 def ask(said: Mapping[str, str], host: Host) -> dict[str, str]:
     """What was said, completed on a terminal by asking for the rest if the model is not among it.
 
+    An answer that is none, or does not go with those before it, is explained, and the question asked again.
+
     Raises:
-        ToolkitError: an answer is needed, and there is no terminal to ask on.
+        ToolkitError: an answer is needed, and there is no terminal to ask on; or what was said by flags is
+            wrong whatever the rest will be.
     """
     answers = dict(said)
     if "model" in answers:
@@ -37,6 +40,7 @@ def ask(said: Mapping[str, str], host: Host) -> dict[str, str]:
             why="there is no terminal to ask on",
             fix="give the number of parameters or a config.json, such as --model 7B",
         )
+    _check(answers)
     while (question := next_question(answers, host)) is not None:
         default = question.default(answers, host)
         prompt = question.text if default is None else f"{question.text} [{default}]"
@@ -44,7 +48,7 @@ def ask(said: Mapping[str, str], host: Host) -> dict[str, str]:
         if answer is None:
             continue
         try:
-            answers_from({"model": "1", **answers, question.flag: answer})
+            _check({**answers, question.flag: answer})
         except ToolkitError as error:
             print(error, file=sys.stderr)
             continue
@@ -71,6 +75,10 @@ def ask_choice(flag: str, question: str, choices: Sequence[str], default: str) -
         print(f"`{answer}` is none of {', '.join(choices)}", file=sys.stderr)
 
 
+def _check(said: Mapping[str, str]) -> None:
+    check_global_batch(answers_from({"model": "1", **said}))
+
+
 def answers_from(said: Mapping[str, str]) -> Answers:
     """What the text of each answer means.
 
@@ -90,8 +98,8 @@ def answers_from(said: Mapping[str, str]) -> Answers:
         model=parse_model(said["model"]),
         num_nodes=whole("num-nodes") or 1,
         gpus_per_node=whole("gpus-per-node"),
-        gpu_memory_bytes=get("gpu-memory", parse_bytes),
-        host_memory_bytes=get("host-memory", parse_bytes),
+        gpu_memory_bytes=get("gpu-memory", lambda text: parse_memory_bytes(text, "GPU memory")),
+        host_memory_bytes=get("host-memory", lambda text: parse_memory_bytes(text, "host memory")),
         precision=get("precision", lambda text: _choice("precision", text, Precision)),
         global_batch_size=whole("global-batch-size"),
         micro_batch_size=whole("micro-batch-size"),

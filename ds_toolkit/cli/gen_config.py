@@ -144,21 +144,28 @@ def refuse_output(output: Path, *, force: bool) -> None:
 
 
 def _write(output: Path, advice: Advice) -> Path:
-    import json
+    from ds_toolkit.config.schema.export import FILE_NAME
+    from ds_toolkit.files import write_output
 
-    from ds_toolkit.config.schema.export import FILE_NAME, json_schema
-    from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
-
-    schema_file = output.parent / FILE_NAME
-    try:
-        write_whole(output, advice.text.encode())
-        # The configuration's `$schema` names the one beside it.
-        if not schema_file.exists():
-            write_whole(schema_file, (json.dumps(json_schema(), indent=2) + "\n").encode())
-    except OSError as error:
-        raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+    write_output(output, advice.text.encode())
+    # The configuration's `$schema` names the one beside it.
+    _write_schema(output.parent / FILE_NAME)
     return output
+
+
+def _write_schema(path: Path) -> None:
+    from ds_toolkit.config.schema.export import is_own_schema, schema_text
+    from ds_toolkit.files import write_output
+
+    text = schema_text()
+    if path.exists():
+        try:
+            present = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            return  # it is not one that was written here
+        if present == text or not is_own_schema(present):
+            return
+    write_output(path, text.encode())
 
 
 def _checked_env(env_file: Path | None, advice: Advice, host: Host) -> list[Finding]:

@@ -27,21 +27,25 @@ def gen_env(
     from ds_toolkit.env.envfile import read_env_file
     from ds_toolkit.env.fabric import detect_host
     from ds_toolkit.env.hostfile import read_hostfile
-    from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
+    from ds_toolkit.files import write_output
 
     hosts = [] if hostfile is None else list(read_hostfile(hostfile).slots)
     existing = read_env_file(output) if output.exists() else None
     advice = advise_environment(detect_host(), hosts=hosts, launcher=launcher, debug=debug, existing=existing)
     if not dry_run:
-        try:
-            write_whole(output, advice.text.encode())
-        except OSError as error:
-            raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+        write_output(output, advice.text.encode())
     if as_json:
         settings = {setting.name: {"value": setting.value, "why": setting.why} for setting in advice.settings}
         file = None if dry_run else str(output)
-        print_json({"file": file, "settings": settings, "kept": advice.kept, "left_out": advice.left_out})
+        print_json(
+            {
+                "file": file,
+                "settings": settings,
+                "kept": advice.kept,
+                "left_out": advice.left_out,
+                "notices": advice.notices,
+            }
+        )
         return
     out = console()
     for setting in advice.settings:
@@ -50,6 +54,8 @@ def gen_env(
         out.print(f"- {name}: kept as it was", markup=False)
     for reason in advice.left_out:
         out.print(f"- not set: {reason}", markup=False)
+    for notice in advice.notices:
+        out.print(f"- note: {notice}", markup=False)
     if not launcher.reads_env_file:
         out.print(f"- {launcher.value} does not read the file: gen-launch's script sets it", markup=False)
     out.print(advice.text if dry_run else f"written: {output}", markup=False, end="" if dry_run else "\n")

@@ -51,7 +51,7 @@ def gen_launch(
     from ds_toolkit.cli.output import console
     from ds_toolkit.env.launchers import Launcher
     from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
+    from ds_toolkit.files import write_output
 
     folder = (output.parent if output else Path()).resolve()
     launch = Launch(
@@ -80,12 +80,7 @@ def gen_launch(
     for path, _ in files:
         refuse_output(path, force=force)
     for path, content in files:
-        try:
-            write_whole(path, content.encode())
-            if path == output:
-                path.chmod(0o755)
-        except OSError as error:
-            raise ToolkitError("the file cannot be written", where=path, why=error.strerror) from error
+        write_output(path, content.encode(), executable=path == output)
     if output is None:
         sys.stdout.write(text)
     else:

@@ -138,12 +138,13 @@ def _surroundings(said: dict[str, str], counts: dict[str, int], sequence_length:
     from ds_toolkit.cli.answers import parse_model
     from ds_toolkit.plan.job import Model
     from ds_toolkit.plan.network import parse_network
-    from ds_toolkit.units import parse_bytes
+    from ds_toolkit.units import parse_memory_bytes
 
     model = parse_model(said["model"]) if "model" in said else None
+    memory = said.get("gpu_memory")
     return Surroundings(
         model=Model.from_count(model) if isinstance(model, int) else model,
-        gpu_memory_bytes=parse_bytes(said["gpu_memory"]) if "gpu_memory" in said else None,
+        gpu_memory_bytes=None if memory is None else parse_memory_bytes(memory, "GPU memory"),
         network=parse_network(said["interconnect"]) if "interconnect" in said else None,
         sequence_length=sequence_length,
         **counts,

@@ -121,7 +121,7 @@ def _lint_config(document: Document, options: Options) -> list[Finding]:
 def _mended(document: Document, findings: list[Finding], path: Path | None, options: Options) -> Document:
     from ds_toolkit.config.fixes import apply_fixes
     from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_in_place
+    from ds_toolkit.files import write_output
 
     if path is None:
         raise ToolkitError("standard input cannot be mended", fix="name a file, or leave --fix out")
@@ -134,10 +134,7 @@ def _mended(document: Document, findings: list[Finding], path: Path | None, opti
         if not mended:
             break
     _show_changes(document.text, fixed.text, str(path), to_stderr=options.changes_to_stderr)
-    try:
-        write_in_place(path, fixed.text.encode())
-    except OSError as error:
-        raise ToolkitError("the file cannot be written", where=path, why=error.strerror) from error
+    write_output(path, fixed.text.encode())
     return fixed
 
 

@@ -11,7 +11,7 @@ from ds_toolkit.cli.gen_config import PrecisionChoice
 from ds_toolkit.plan.failures import MttfOf
 
 if TYPE_CHECKING:
-    from ds_toolkit.plan.job import Job
+    from ds_toolkit.plan.job import Job, Model
 
 app = typer.Typer(
     help="Memory, communication, checkpoint interval and batch sizes before a run.", no_args_is_help=True
@@ -59,14 +59,15 @@ def memory(
             fix="add --offload-optimizer",
         )
     rows = []
+    shape = _shape(model)
     for count in parse_counts(gpus):
         job = _job(
-            model, 1, count, precision, micro_batch_size, accumulation_steps, sequence_length, recompute
+            shape, 1, count, precision, micro_batch_size, accumulation_steps, sequence_length, recompute
         )
         for stage in range(4):
             offload = Offload(offload_optimizer and stage > 0, offload_param and stage == 3)
             rows.append((stage, count, rank_memory(job, stage, offload)))
-    plan_tables.show_memory(rows, as_json=as_json, plot=plot)
+    plan_tables.show_memory(rows, shape.rationale, as_json=as_json, plot=plot)
 
 
 @app.command()
@@ -90,7 +91,7 @@ def comm(
     from ds_toolkit.plan.network import parse_network
 
     job = _job(
-        model,
+        _shape(model),
         num_nodes,
         gpus_per_node,
         precision,
@@ -102,7 +103,13 @@ def comm(
     computing = compute_seconds(job, tflops * 1e12)
     traffic = [step_traffic(job, stage) for stage in range(4)]
     plan_tables.show_communication(
-        traffic, parse_network(network), gpus_per_node, computing, as_json=as_json, plot=plot
+        traffic,
+        parse_network(network),
+        gpus_per_node,
+        computing,
+        job.model.rationale,
+        as_json=as_json,
+        plot=plot,
     )
 
 
@@ -198,8 +205,16 @@ def parse_counts(text: str) -> list[int]:
     return numbers
 
 
+def _shape(text: str) -> Model:
+    from ds_toolkit.cli.answers import parse_model
+    from ds_toolkit.plan.job import Model
+
+    model = parse_model(text)
+    return model if isinstance(model, Model) else Model.from_count(model)
+
+
 def _job(
-    model: str,
+    model: Model,
     num_nodes: int,
     gpus_per_node: int,
     precision: PrecisionChoice,
@@ -208,14 +223,12 @@ def _job(
     sequence_length: int,
     recompute: bool,
 ) -> Job:
-    from ds_toolkit.cli.answers import parse_model
-    from ds_toolkit.plan.job import Cluster, Job, Model, Precision
+    from ds_toolkit.plan.job import Cluster, Job, Precision
 
-    shape = parse_model(model)
     # How much memory there is does not matter to what is needed.
     cluster = Cluster(num_nodes, gpus_per_node, device_memory_bytes=1, host_memory_bytes=None)
     return Job(
-        shape if isinstance(shape, Model) else Model.from_count(shape),
+        model,
         cluster,
         Precision(precision.value),
         micro_batch_size,

@@ -23,17 +23,18 @@ MemoryRow = tuple[int, int, RankMemory]
 ITEMS = ("weights", "gradients", "optimizer", "buffers", "activations", "fragmentation")
 
 
-def show_memory(rows: Sequence[MemoryRow], *, as_json: bool, plot: Path | None) -> None:
-    """One line a stage and number of GPUs."""
+def show_memory(rows: Sequence[MemoryRow], model: str, *, as_json: bool, plot: Path | None) -> None:
+    """One line a stage and number of GPUs; `model` says in words whose they are."""
     if plot is not None:
         plan_plots.plot_memory(rows, plot)
     if as_json:
         print_json(
             {
+                "model": model,
                 "memory": [
                     {"stage": stage, "num_gpus": count, "gpu": _items(row.device), "host": _items(row.host)}
                     for stage, count, row in rows
-                ]
+                ],
             }
         )
         return
@@ -45,7 +46,7 @@ def show_memory(rows: Sequence[MemoryRow], *, as_json: bool, plot: Path | None) 
         parts = [format_bytes(getattr(row.device, f"{name}_bytes")) for name in ITEMS]
         host = [format_bytes(row.host.total_bytes)] if has_host else []
         table.add_row(str(stage), str(count), *parts, format_bytes(row.device.total_bytes), *host)
-    _print(table)
+    _print(table, model)
 
 
 def show_communication(
@@ -53,11 +54,12 @@ def show_communication(
     network: Network,
     ranks_per_node: int,
     computing_seconds: float,
+    model: str,
     *,
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """One line a stage."""
+    """One line a stage; `model` says in words what is trained."""
     rows = [
         (
             stage,
@@ -73,6 +75,7 @@ def show_communication(
         print_json(
             {
                 "network": asdict(network),
+                "model": model,
                 "compute_seconds": computing_seconds,
                 "stages": [
                     {
@@ -103,7 +106,7 @@ def show_communication(
         messages = (one.all_reduce_bytes, one.reduce_scatter_bytes, one.all_gather_bytes, one.sent_bytes)
         cells = [format_bytes(size) for size in messages]
         table.add_row(str(stage), *cells, format_seconds(seconds), f"{format_bytes(rate)}/s")
-    _print(table)
+    _print(table, model)
 
 
 def show_interval(saving: Saving, levels: TwoLevels | None, *, as_json: bool, plot: Path | None) -> None:
@@ -180,7 +183,9 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _print(table: Table) -> None:
+def _print(table: Table, note: str = "") -> None:
     out = console()
     # Columns of numbers are useless when they wrap.
     out.print(table, width=max(out.width, 100))
+    if note:
+        out.print(f"- {note}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,15 +18,11 @@ def schema(
 
     Put its path into a configuration as "$schema", which DeepSpeed ignores.
     """
-    from ds_toolkit.config.schema.export import json_schema
-    from ds_toolkit.errors import ToolkitError
-    from ds_toolkit.files import write_whole
+    from ds_toolkit.config.schema.export import schema_text
+    from ds_toolkit.files import write_output
 
-    text = json.dumps(json_schema(), indent=2) + "\n"
+    text = schema_text()
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        write_whole(output, text.encode())
-    except OSError as error:
-        raise ToolkitError("the file cannot be written", where=output, why=error.strerror) from error
+    write_output(output, text.encode())

@@ -27,7 +27,7 @@ from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
 from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.files import whole_file
+from ds_toolkit.files import whole_output
 
 OUTPUT_DTYPES = {"fp32": DTYPES["float32"], "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
 _WRITERS: dict[str, type[BinWriter] | type[SafetensorsWriter]] = {
@@ -106,7 +106,7 @@ def consolidate(
     _keep_clear_of(out, folder)
     outputs = [_output_tensor(tensor, target) for tensor in weights.tensors.values()]
     needed_bytes = sum(output.num_bytes for output in outputs)
-    if needed_bytes > free_space_bytes(out.parent):
+    if needed_bytes > free_space_bytes(out.resolve().parent):
         raise disk_full(out, needed_bytes)
     num_bytes = _write(out, writer, weights, outputs, progress)
     return Consolidated(
@@ -150,8 +150,14 @@ def _writer_for(out: Path, *, force: bool) -> Writer:
             where=out,
             fix=f"name a file that ends in one of {suffixes}",
         )
-    if not out.parent.is_dir():
-        raise ToolkitError("the output's folder does not exist", where=out.parent, fix="make it first")
+    # Of a link, the folder that it leads to.
+    folder = out.resolve().parent
+    if not folder.is_dir():
+        raise ToolkitError(
+            "the output's folder does not exist",
+            where=folder if out.is_symlink() else out.parent,
+            fix="make it first",
+        )
     if out.exists() and not force:
         raise ToolkitError(
             "the output exists", where=out, fix="name another file, or replace it with --force"
@@ -176,9 +182,11 @@ def _write(
 ) -> int:
     """Size of the file in bytes."""
     needed_bytes = sum(output.num_bytes for output in outputs)
-    source_crcs = SourceCrcs(place for tensor in weights.tensors.values() for place in tensor.slices)
+    read = [place for tensor in weights.tensors.values() for place in tensor.slices]
+    # A master without a parameter may be one that was damaged.
+    source_crcs = SourceCrcs(read + [master.place for group in weights.unnamed_masters for master in group])
     try:
-        with whole_file(out) as partial:
+        with whole_output(out) as partial:
             layout = writer.lay_out(partial, outputs, weights.names, weights.aliases)
             moves = sorted(_moves(weights, outputs, layout), key=lambda move: move.destination_offset_bytes)
             checksums = copy_ranges(
@@ -191,7 +199,7 @@ def _write(
             "the output cannot be written",
             where=out,
             why=f"{error.strerror or error}; it needs {needed_bytes:,} bytes, "
-            f"and {free_space_bytes(out.parent):,} are free",
+            f"and {free_space_bytes(out.resolve().parent):,} are free",
         ) from error
     return layout.size_bytes
 

@@ -1,14 +1,32 @@
-"""Which network interface leads to a host."""
+"""Which network interface leads to a host, and which, by their names, lead to none."""
 
 from __future__ import annotations
 
 import fcntl
+import re
 import socket
 import struct
 
 # Asks the kernel for the IPv4 address of an interface; from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
+# Loopback, bridges of containers and virtual machines, and their ends of virtual cables.
+_LEADS_NOWHERE = re.compile(
+    r"lo|(docker|virbr|br-|veth|cni|flannel|cali|dummy|bonding_|ifb|podman|lxcbr|lxdbr|vmnet|vnet|cilium|ovs|cbr"
+    r"|weave).*"
+)
+# They lead to other hosts by a detour.
+_TUNNEL = re.compile(r"(tun|tap|wg|tailscale|vxlan|sit|gre|ip6tnl|ip6gre|erspan|zt).*")
+
+
+def is_tunnel(interface: str) -> bool:
+    """Whether a network interface by its name wraps packets up and sends them over another one."""
+    return _TUNNEL.fullmatch(interface) is not None
+
+
+def is_virtual(interface: str) -> bool:
+    """Whether an interface by its name is none to train over: it leads to no other host, or is a tunnel."""
+    return is_tunnel(interface) or _LEADS_NOWHERE.fullmatch(interface) is not None
 
 
 def interface_to(host: str) -> str | None:

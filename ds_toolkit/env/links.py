@@ -5,16 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# Bridges and containers' ends of virtual cables lead to no other host, tunnels by a detour.
-_VIRTUAL = re.compile(
-    r"lo|(docker|virbr|br-|veth|cni|flannel|cali|tun|tap|dummy|bonding_|ifb|wg|tailscale|podman|lxcbr|lxdbr|vmnet"
-    r"|vnet|cilium|vxlan|sit|gre|ip6tnl|ip6gre|erspan|ovs|cbr|zt|weave).*"
-)
-
-
-def is_virtual(interface: str) -> bool:
-    """Whether a network interface by its name leads to containers or to this host only."""
-    return _VIRTUAL.fullmatch(interface) is not None
+from ds_toolkit.env.interfaces import is_virtual
 
 
 def fastest_links(root: Path = Path("/")) -> str | None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from ds_toolkit.env import variable_rules as variable_rules
 from ds_toolkit.env.envfile import NAME, SAFE_VALUE, EnvFile
 from ds_toolkit.env.launchers import Launcher
+from ds_toolkit.env.secret_names import looks_like_a_secret
 from ds_toolkit.env.target import RULES, EnvTarget, at_name, at_value
-from ds_toolkit.env.variables import SECRET_NAME, SET_BY_THE_LAUNCHER
+from ds_toolkit.env.variables import SET_BY_THE_LAUNCHER
 from ds_toolkit.findings import Finding, Severity, Where
 from ds_toolkit.rules import Problem
 
@@ -124,6 +125,9 @@ def value_for_a_shell(target: EnvTarget) -> Iterator[Problem]:
 def comma_under_slurm(target: EnvTarget) -> Iterator[Problem]:
     """Slurm ends a value at a comma: `--export` takes the rest for another variable.
 
+    That is what `deepspeed --launcher slurm` does with the file. The script that
+    `ds-toolkit gen-launch --launcher slurm` writes sets the variables in its own shell, and commas stay.
+
     Bad (launcher=slurm):
         NCCL_IB_HCA=mlx5_0,mlx5_1
     Good (launcher=slurm):
@@ -134,7 +138,8 @@ def comma_under_slurm(target: EnvTarget) -> Iterator[Problem]:
     for line in target.settings:
         if target.launcher is Launcher.SLURM and "," in line.value:
             message = f"Slurm cuts the value off at the comma: `{line.value.partition(',')[0]}`"
-            yield Problem(at_value(line), message, "export the variable in the batch script instead")
+            fix = "export it in the batch script, or start with the one that `ds-toolkit gen-launch` writes"
+            yield Problem(at_value(line), message, fix)
 
 
 @RULES.rule("DS705", "file-that-is-not-read", Severity.WARNING)
@@ -208,12 +213,16 @@ def variable_of_the_launcher(target: EnvTarget) -> Iterator[Problem]:
 def secret_in_the_open(target: EnvTarget) -> Iterator[Problem]:
     """The launcher logs the remote command with all values in it, and others see it on command lines.
 
+    Names count in small letters too.
+
     Bad:
         WANDB_API_KEY=0123456789abcdef
+    Bad:
+        hf_token=0123456789abcdef
     Good:
         WANDB_PROJECT=tiny
     """
     for line in target.settings:
-        if SECRET_NAME.search(line.key or "") and line.value:
+        if line.value and looks_like_a_secret(line.key or ""):
             message = f"`{line.key}` ends up in the launcher's log and on command lines"
             yield Problem(at_name(line), message, "log in on each host, or read it from a file in the script")

@@ -6,14 +6,13 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from ds_toolkit.env.interfaces import is_tunnel, is_virtual
 from ds_toolkit.env.target import RULES, EnvTarget, at_name, at_value
 from ds_toolkit.env.variables import DEBUGGING, REPLACED, VARIABLES
 from ds_toolkit.findings import Severity
 from ds_toolkit.rules import Problem
 
-# Interfaces that lead to no other host: loopback, bridges of containers and of virtual machines.
-_LEADS_NOWHERE = re.compile(r"=?(lo|docker\d*|virbr\d*|br-[0-9a-f]{12}|veth\w*|cni\d*|flannel\S*|cali\w*)")
-_CHECKED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
+_CHECKED_PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_")
 
 
 @RULES.rule("DS721", "misspelt-variable", Severity.WARNING)
@@ -38,15 +37,20 @@ def misspelt_variable(target: EnvTarget) -> Iterator[Problem]:
 def old_variable(target: EnvTarget) -> Iterator[Problem]:
     """A variable has a new name; the old one is deprecated, or not read any more.
 
+    Older versions know the old name only: the fix says since when the new one is read. A file that sets both
+    is a matter of DS729.
+
     Bad:
         NCCL_ASYNC_ERROR_HANDLING=1
     Good:
         TORCH_NCCL_ASYNC_ERROR_HANDLING=1
     """
+    names = {line.key for line in target.settings}
     for line in target.settings:
         new = REPLACED.get(line.key or "")
-        if new:
-            yield Problem(at_name(line), f"`{line.key}` is an old name", f"write {new}")
+        if new and new.name not in names:
+            since = f", which {new.since} and newer read" if new.since else ""
+            yield Problem(at_name(line), f"`{line.key}` is an old name", f"write {new.name}{since}")
 
 
 @RULES.rule("DS723", "value-not-understood", Severity.ERROR)
@@ -127,12 +131,15 @@ def infiniband_left_unused(target: EnvTarget) -> Iterator[Problem]:
 def interface_that_leads_nowhere(target: EnvTarget) -> Iterator[Problem]:
     """The interface leads to no other host: loopback, or a bridge of containers or virtual machines.
 
-    A leading `^` leaves all interfaces of the list out, and is fine.
+    A tunnel leads there by a detour, and is a warning. A leading `^` leaves all interfaces of the list out,
+    and is fine.
 
     Bad:
         NCCL_SOCKET_IFNAME=docker0
     Bad:
         GLOO_SOCKET_IFNAME=lo
+    Bad:
+        NCCL_SOCKET_IFNAME=wg0
     Good:
         NCCL_SOCKET_IFNAME=eth0
     Good (launcher=pdsh):
@@ -140,12 +147,14 @@ def interface_that_leads_nowhere(target: EnvTarget) -> Iterator[Problem]:
     """
     for line in target.settings:
         if line.key in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and not line.value.startswith("^"):
-            for name in line.value.split(","):
-                if _LEADS_NOWHERE.fullmatch(name):
-                    message = f"`{name}` leads to no other host"
-                    yield Problem(
-                        at_value(line), message, "name the interface that routes to the other hosts"
-                    )
+            # A leading `=` asks NCCL for exactly these names, not for all that begin like them.
+            for name in line.value.removeprefix("=").split(","):
+                if is_virtual(name):
+                    tunnel = is_tunnel(name)
+                    message = f"`{name}` " + ("is a tunnel" if tunnel else "leads to no other host")
+                    fix = "name the interface that routes to the other hosts"
+                    severity = Severity.WARNING if tunnel else None
+                    yield Problem(at_value(line), message, fix, severity=severity)
 
 
 @RULES.rule("DS728", "errors-that-hang", Severity.WARNING)
@@ -161,3 +170,30 @@ def errors_that_hang(target: EnvTarget) -> Iterator[Problem]:
         if line.key == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and line.value == "0":
             message = "a failed collective would leave the other ranks waiting"
             yield Problem(at_value(line), message, "write 3: ranks end, and the launcher can act")
+
+
+@RULES.rule("DS729", "old-and-new-name", Severity.WARNING)
+def old_and_new_name(target: EnvTarget) -> Iterator[Problem]:
+    """A variable is set under its old name and under its new one, to different values: only one counts.
+
+    For most the new name wins. Equal values do no harm, and versions that know only one of the names may
+    need both: they are a note.
+
+    Bad:
+        NCCL_ASYNC_ERROR_HANDLING=1
+        TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+    Good:
+        TORCH_NCCL_ASYNC_ERROR_HANDLING=3
+    """
+    values = {line.key: line.value for line in target.settings}
+    for line in target.settings:
+        new = REPLACED.get(line.key or "")
+        if new and new.name in values:
+            equal = values[line.key] == values[new.name]
+            message = f"`{line.key}` and its new name `{new.name}` are both set: {new.together}"
+            yield Problem(
+                at_name(line),
+                message,
+                f"remove the line, keep {new.name}",
+                severity=Severity.INFO if equal else None,
+            )

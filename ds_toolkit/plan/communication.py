@@ -105,12 +105,13 @@ def compute_seconds(job: Job, flops_per_second: float, utilization: float = UTIL
     """Seconds of one step's forward and backward passes on one rank.
 
     6 N floating-point operations a token (Kaplan et al. 2020, arXiv 2001.08361, section 2.1), 8 N where
-    blocks are computed again, at `utilization` of the GPU's peak.
+    blocks are computed again, at `utilization` of the GPU's peak. In a mixture of experts N are those that a
+    token passes.
     """
     positive(flops_per_second, "speed of a GPU")
     positive(utilization, "utilization")
     tokens = job.micro_batch_size * job.sequence_length * job.accumulation_steps
-    operations = (8 if job.recompute_activations else 6) * job.model.num_parameters * tokens
+    operations = (8 if job.recompute_activations else 6) * job.model.num_active_parameters * tokens
     return operations / (flops_per_second * utilization)
 
 

@@ -26,6 +26,22 @@ class Precision(str, Enum):
 
 
 @dataclass(frozen=True)
+class Experts:
+    """How a token passes a mixture of experts.
+
+    Attributes:
+        num_active_parameters: of the whole model, those that one token passes.
+        experts_per_token: how many experts of a block get each token.
+        active_width: of the feed-forward part that a token passes in a block: its experts' widths and those
+            of the experts that all tokens share.
+    """
+
+    num_active_parameters: int
+    experts_per_token: int
+    active_width: int
+
+
+@dataclass(frozen=True)
 class Model:
     """A decoder-only transformer, as far as memory is concerned.
 
@@ -37,6 +53,8 @@ class Model:
         rationale: where the shape comes from, in words for the person who asked.
         tensor_sizes: elements of each parameter in the order of the module, where they are known; empty if
             not. With them padding and the parameters that ZeRO keeps whole are counted to the element.
+        largest_block: parameters of the largest block or embedding, where it is known; 0 for 12 h^2.
+        experts: how tokens pass them; None for a model without, or where it is not known.
     """
 
     num_parameters: int
@@ -45,6 +63,8 @@ class Model:
     vocabulary_size: int
     rationale: str = "the shape was given"
     tensor_sizes: tuple[int, ...] = ()
+    largest_block: int = 0
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_parameters", "num_layers", "hidden_size", "vocabulary_size"):
@@ -57,9 +77,17 @@ class Model:
 
     @property
     def largest_layer_parameters(self) -> int:
-        """Parameters of the largest thing that ZeRO-3 gathers: a block (12 h^2) or the embedding (V h)."""
-        block = 12 * self.hidden_size**2
+        """Parameters of the largest thing that ZeRO-3 gathers: a block (12 h^2) or the embedding (V h).
+
+        A block of experts is gathered with all of them, whichever the tokens take.
+        """
+        block = self.largest_block or 12 * self.hidden_size**2
         return min(self.num_parameters, max(block, self.vocabulary_size * self.hidden_size))
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: all of them in a model without experts."""
+        return self.experts.num_active_parameters if self.experts else self.num_parameters
 
     @classmethod
     def from_count(cls, num_parameters: int) -> Model:

@@ -259,9 +259,18 @@ def activations_bytes(job: Job) -> int:
     (selective recomputation, equation 6), leaving 34sbh: 32sbh of 16-bit numbers, so twice that in fp32, and
     2sbh of one-byte dropout masks. With full recomputation a block keeps its input alone, 2sbh in 16 bits,
     and one block at a time is whole (section 5). The logits add 4sbv, in fp32 (section 4.3).
+
+    Of the 16h numbers that a token leaves in a block, 9h are the feed-forward part's: its input and two of
+    width 4h. With k experts a token there are 3kh instead, each expert's input and its output before and
+    after it is weighted; the router's input, h; and four of the width that the token passes, which is what
+    gated experts keep. This is what transformers keeps with its grouped experts; the tests measure it.
     """
     tokens = job.micro_batch_size * job.sequence_length
-    block = tokens * job.model.hidden_size * (16 * job.precision.num_bytes + 2)
+    hidden, experts = job.model.hidden_size, job.model.experts
+    numbers = 16 * hidden
+    if experts is not None:
+        numbers += (3 * experts.experts_per_token + 1) * hidden + 4 * experts.active_width - 9 * hidden
+    block = tokens * (numbers * job.precision.num_bytes + 2 * hidden)
     kept = job.model.num_layers * block
     if job.recompute_activations:
         inputs = job.model.num_layers * tokens * job.model.hidden_size * job.precision.num_bytes

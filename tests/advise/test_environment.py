@@ -8,12 +8,13 @@ import pytest
 from ds_toolkit.advise.environment import advise_environment
 from ds_toolkit.env.envfile import parse_env_text
 from ds_toolkit.env.fabric import Gpu, Host
-from ds_toolkit.env.interfaces import interface_to
+from ds_toolkit.env.interfaces import interface_to, is_tunnel, is_virtual
 from ds_toolkit.env.launchers import Launcher
-from ds_toolkit.env.links import fastest_links, is_virtual
+from ds_toolkit.env.links import fastest_links
 from ds_toolkit.env.rules import lint_env
 from ds_toolkit.env.variables import REPLACED, VARIABLES
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.findings import Severity
 
 GB = 10**9
 INFINIBAND = Host((Gpu("A100-SXM4-80GB", 80 * GB),) * 8, 10**12, 64, ("mlx5_0",), ("eth0", "docker0", "lo"))
@@ -93,15 +94,58 @@ def test_a_persons_lines_stay_and_win() -> None:
     [
         ("WANDB_API_KEY=abc\n", Launcher.PDSH, "looks like a secret"),
         ("hf_token=abc\n", Launcher.PDSH, "looks like a secret"),
+        ("Hf_Token=abc\n", Launcher.SLURM, "looks like a secret"),
         ("# a comment\n", Launcher.PDSH, "cannot read"),
         ("# A=1\n", Launcher.PDSH, "not the name of a variable"),
-        ("A=b,c\n", Launcher.SLURM, "comma|b,c"),
         ("A=b c\n", Launcher.PDSH, "would not reach|changed"),
     ],
 )
 def test_lines_that_would_do_harm_are_not_taken_over(text: str, launcher: Launcher, says: str) -> None:
     with pytest.raises(ToolkitError, match=says):
         advise_environment(INFINIBAND, existing=parse_env_text(text, "mine"), launcher=launcher)
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_commas_stay_where_they_are_carried(launcher: Launcher) -> None:
+    existing = parse_env_text("NCCL_IB_HCA=mlx5_0,mlx5_1\n", "mine")
+    advice = advise_environment(INFINIBAND, existing=existing, launcher=launcher)
+    assert parse_env_text(advice.text).variables["NCCL_IB_HCA"] == "mlx5_0,mlx5_1"
+    # The other way to Slurm is the one that cuts.
+    said = [notice for notice in advice.notices if "NCCL_IB_HCA=mlx5_0,mlx5_1" in notice]
+    assert len(said) == (launcher is Launcher.SLURM)
+    assert all("`deepspeed --launcher slurm` cuts" in notice for notice in said)
+    assert "DS704" in {finding.code for finding in lint_env(existing, Launcher.SLURM)}
+
+
+def test_an_empty_secret_is_none() -> None:
+    existing = parse_env_text("HF_TOKEN=\n", "mine")
+    assert advise_environment(INFINIBAND, existing=existing).text.startswith("HF_TOKEN=\n")
+    assert lint_env(existing) == []
+
+
+def test_a_line_under_an_old_name_is_not_overruled_by_the_new_one() -> None:
+    existing = parse_env_text("NCCL_ASYNC_ERROR_HANDLING=1\nTORCH_NCCL_TRACE_BUFFER_SIZE=500\n", "mine")
+    advice = advise_environment(INFINIBAND, existing=existing)
+    found = parse_env_text(advice.text).variables
+    assert found["NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    assert found["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "500"
+    assert not {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE"} & found.keys()
+    (reason,) = [reason for reason in advice.left_out if "ASYNC_ERROR_HANDLING" in reason]
+    for part in ("TORCH_NCCL_ASYNC_ERROR_HANDLING=3:", " NCCL_ASYNC_ERROR_HANDLING=1 ", "overrule"):
+        assert part in reason
+    assert any(reason.startswith("TORCH_FR_BUFFER_SIZE=2000: ") for reason in advice.left_out)
+    assert {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_TRACE_BUFFER_SIZE"} <= set(advice.kept)
+    assert advice.notices == []
+
+
+def test_old_and_new_name_side_by_side_are_reported() -> None:
+    text = "NCCL_ASYNC_ERROR_HANDLING=1\nTORCH_NCCL_ASYNC_ERROR_HANDLING=2\n"
+    advice = advise_environment(INFINIBAND, existing=parse_env_text(text, "mine"))
+    assert advice.text.startswith(text)
+    (notice,) = advice.notices
+    assert "`NCCL_ASYNC_ERROR_HANDLING`" in notice
+    assert "`TORCH_NCCL_ASYNC_ERROR_HANDLING`" in notice
+    assert "the new one wins" in notice
 
 
 def test_the_example_is_what_a_host_with_infiniband_gets() -> None:
@@ -115,17 +159,9 @@ def test_a_hang_ends_within_half_an_hour() -> None:
     assert seconds < 1800
 
 
-def test_torch_knows_its_variables() -> None:
-    """Those that the file sets and torch reads are named in the headers of the installed torch."""
-    import torch
-
-    headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
-    text = "".join((headers / name).read_text() for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp"))
-    for name in {*variables(INFINIBAND), *variables(INFINIBAND, debug=True)}:
-        if name.startswith("TORCH_") and name != "TORCH_DISTRIBUTED_DEBUG":
-            assert f'"{name}"' in text, name
-    assert "SkipCleanUp = 3" in text
-    assert {name for name in variables(INFINIBAND) if name.startswith("NCCL_")} <= VARIABLES.keys()
+def test_every_variable_that_is_written_is_one_that_is_known() -> None:
+    for host in (INFINIBAND, ETHERNET, CPU):
+        assert {*variables(host), *variables(host, debug=True)} <= VARIABLES.keys()
 
 
 def test_routes_of_this_host() -> None:
@@ -156,20 +192,33 @@ def test_links_are_read_from_the_kernel(tmp_path: Path) -> None:
     assert fastest_links(tmp_path) == "2x200Gb-IB"
 
 
-VIRTUAL = "lo docker0 virbr0 br-1a2b veth12 cni0 ifb0 wg0 tailscale0 podman0 lxcbr0 lxdbr0 vmnet8 vnet3"
-VIRTUAL += " cilium_host vxlan.calico sit0 gre0 gretap0 ip6tnl0 ovs-system cbr0 ztabcdef weave"
+NOWHERE = "lo docker0 virbr0 br-1a2b veth12 cni0 flannel.1 cali1a2b ifb0 podman0 lxcbr0 lxdbr0 vmnet8 vnet3"
+NOWHERE += " cilium_host ovs-system cbr0 weave"
+TUNNELS = "wg0 tailscale0 tun0 tap0 vxlan.calico sit0 gre0 gretap0 ip6tnl0 ztabcdef"
+REAL = ["eth0", "ib0", "eno1", "enp3s0f0", "wlan0", "bond0", "hsn0"]
 
 
-@pytest.mark.parametrize("name", VIRTUAL.split())
+@pytest.mark.parametrize("name", [*NOWHERE.split(), *TUNNELS.split()])
 def test_bridges_and_tunnels_are_never_proposed(name: str) -> None:
     assert is_virtual(name)
+    assert is_tunnel(name) == (name in TUNNELS.split())
+    for variable, prefix in (
+        ("NCCL_SOCKET_IFNAME", ""),
+        ("NCCL_SOCKET_IFNAME", "="),
+        ("GLOO_SOCKET_IFNAME", ""),
+    ):
+        (finding,) = lint_env(parse_env_text(f"{variable}={prefix}{name},eth0\n"))
+        assert finding.code == "DS727"
+        assert finding.severity is (Severity.WARNING if is_tunnel(name) else Severity.ERROR)
+        assert f"`{name}`" in finding.message
     only = replace(CPU, network_interfaces=("lo", name))
     assert "NCCL_SOCKET_IFNAME" not in variables(only)
     assert "NCCL_SOCKET_IFNAME" not in variables(only, hosts=["a"], find_interface={"a": name}.get)
 
 
-@pytest.mark.parametrize("name", ["eth0", "ib0", "eno1", "enp3s0f0", "wlan0", "bond0", "hsn0"])
+@pytest.mark.parametrize("name", REAL)
 def test_real_interfaces_are_proposed(name: str) -> None:
+    assert lint_env(parse_env_text(f"NCCL_SOCKET_IFNAME={name}\nGLOO_SOCKET_IFNAME={name}\n")) == []
     assert variables(replace(CPU, network_interfaces=("lo", name)))["NCCL_SOCKET_IFNAME"] == name
 
 

@@ -59,7 +59,7 @@ def start(
     for name, text in tools.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    (folder / ".deepspeed_env").write_text("MINE=carried\n")
+    (folder / ".deepspeed_env").write_text("MINE=carried,whole\n")
     (folder / "hostfile").write_text(hostfile_text(["n1", "n2"], 8))
     launch = Launch(launcher, num_nodes, 8, str(tmp_path / "python"), str(folder))
     script = tmp_path / "launch.sh"
@@ -92,6 +92,13 @@ def test_deepspeeds_launcher_gets_hostfile_and_environment_file(launcher: Launch
     assert "--force_multi" not in lines
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_scripts_set_the_variables_where_the_launcher_is_said_to_leave_it_to_them(launcher: Launcher) -> None:
+    script = launch_script(replace(LAUNCH, launcher=launcher))
+    assert ("    . ./.deepspeed_env\n" in script) == launcher.script_sets_variables
+    assert ("export DS_ENV_FILE=.deepspeed_env\n" in script) != launcher.script_sets_variables
+
+
 def test_a_single_node_is_launched_as_if_there_were_more(tmp_path: Path) -> None:
     assert "--force_multi" in start(tmp_path, Launcher.PDSH, num_nodes=1).stdout.splitlines()
 
@@ -109,7 +116,7 @@ def test_torchrun_inherits_the_environment_file(tmp_path: Path) -> None:
     assert lines[:2] == ["-m", "torch.distributed.run"]
     for option, value in (("--nnodes", "2"), ("--nproc-per-node", "8"), ("--node-rank", "1")):
         assert lines[lines.index(option) + 1] == value
-    assert "mine=carried" in lines[-1]
+    assert "mine=carried,whole " in lines[-1]
 
 
 def test_torchrun_says_what_each_host_must_be_told(tmp_path: Path) -> None:
@@ -123,7 +130,8 @@ def test_slurm_gives_each_rank_its_place_and_time_for_last_words(tmp_path: Path)
     lines = done.stdout.splitlines()
     assert lines[0] == f"srun --export=ALL --kill-on-bad-exit=0 --wait={NOTICE_SECONDS}"
     assert lines[1:6] == ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json", "a b"]
-    assert "mine=carried file= rank=3 master=n1" in lines[-1]
+    # All of it: only DeepSpeed's own way to Slurm ends a value at a comma.
+    assert "mine=carried,whole file= rank=3 master=n1" in lines[-1]
     script = launch_script(replace(LAUNCH, launcher=Launcher.SLURM))
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert f"#SBATCH --signal=TERM@{NOTICE_SECONDS}" in directives

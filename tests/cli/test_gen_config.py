@@ -78,6 +78,8 @@ def test_a_dry_run_prints_and_writes_nothing(tmp_path: Path) -> None:
         (("--model", "1M", "--stage", "4"), "--stage"),
         (("--model", "1M", "--nvme", ""), "--nvme is empty"),
         (("--model", "1M", "--host-memory", "0"), "host memory is 0"),
+        (("--model", "1M", "--gpu-memory", "80"), "did you mean 80GB?"),
+        (("--model", "1M", "--host-memory", "512"), "did you mean 512GB?"),
     ],
 )
 def test_bad_input_ends_with_two_and_without_a_traceback(
@@ -136,9 +138,29 @@ def test_the_schema_that_the_config_names_lies_beside_it(tmp_path: Path) -> None
     config = json.loads((tmp_path / "ds_config.json").read_text())
     schema = json.loads((tmp_path / config["$schema"]).read_text())
     assert "zero_optimization" in schema["properties"]
-    (tmp_path / config["$schema"]).write_text("mine")
+
+
+@pytest.mark.parametrize("mine", ["mine", "[]", '{"title": "ds_config"}', b"\xff"])
+def test_a_schema_that_is_not_the_toolkits_stays(mine: str | bytes, tmp_path: Path) -> None:
+    content = mine.encode() if isinstance(mine, str) else mine
+    (tmp_path / "ds_config.schema.json").write_bytes(content)
+    assert gen_config(*SMALL, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "ds_config.schema.json").read_bytes() == content
+
+
+def test_the_toolkits_own_schema_of_another_version_is_replaced(tmp_path: Path) -> None:
+    assert gen_config(*SMALL, cwd=tmp_path).returncode == 0
+    path = tmp_path / "ds_config.schema.json"
+    newest = path.read_text()
+    stale = json.loads(newest)
+    del stale["properties"]["zero_optimization"]
+    path.write_text(json.dumps(stale))
     assert gen_config(*SMALL, "--force", cwd=tmp_path).returncode == 0
-    assert (tmp_path / config["$schema"]).read_text() == "mine"
+    assert path.read_text() == newest
+    # What is as it should be is left alone.
+    before = path.stat().st_ino
+    assert gen_config(*SMALL, "--force", cwd=tmp_path).returncode == 0
+    assert path.stat().st_ino == before
 
 
 def test_a_model_is_read_from_its_configuration(tmp_path: Path) -> None:
@@ -166,10 +188,10 @@ def test_each_rung_says_what_it_needs_and_sends(tmp_path: Path) -> None:
     assert rungs[-1]["nvme_bytes"] > 0
 
 
-def converse(answers: list[str], cwd: Path) -> str:
+def converse(answers: list[str], cwd: Path, *flags: str, exit_code: int = 0) -> str:
     """What is on the screen after these answers were typed."""
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ds_toolkit", "gen-config"]
+    command = [sys.executable, "-m", "ds_toolkit", "gen-config", *flags]
     with subprocess.Popen(
         command, cwd=cwd, env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
     ) as run:
@@ -184,11 +206,13 @@ def converse(answers: list[str], cwd: Path) -> str:
                 if not data:
                     break
                 screen += data.decode().replace("\r\n", "\n")
+                if answer is None and "? " in screen.rpartition("\n")[2]:
+                    run.kill()  # it asks for more than was expected, and would wait for ever
             if answer is not None:
                 os.write(controller, f"{answer}\n".encode())
                 screen += "\n"
         os.close(controller)
-        assert run.wait(timeout=30) == 0, screen
+        assert run.wait(timeout=30) == exit_code, screen
     return screen
 
 
@@ -207,3 +231,29 @@ def test_a_cluster_is_asked_for_its_network(tmp_path: Path) -> None:
     assert "Network between" in screen
     assert "sending (100GbE)" in screen
     assert json.loads((tmp_path / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] == "auto"
+
+
+def test_a_global_batch_that_does_not_come_out_is_asked_for_again(tmp_path: Path) -> None:
+    screen = converse(["1M", "", "", "2", "16GB", "", "128", "4", "12", "24", ""], tmp_path)
+    assert "the global batch 12 cannot be divided" in screen
+    assert "one pass is 8: micro batch 4 x 2 ranks" in screen
+    assert screen.count("Samples of one optimizer step") == 2
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    assert config["gradient_accumulation_steps"] == 3
+
+
+def test_what_does_not_go_with_a_flag_is_asked_for_again_at_once(tmp_path: Path) -> None:
+    # 10 samples on 4 ranks never come out; on 5 they do, and then not with 4 samples a pass.
+    answers = ["1M", "", "80", "", "4", "5", "16GB", "", "128", "4", "2", ""]
+    screen = converse(answers, tmp_path, "--global-batch-size", "10")
+    assert "did you mean 80GB?" in screen
+    assert screen.count("cannot be divided") == 2
+    assert screen.count("GPUs a host") == screen.count("Samples of one forward pass") == 2
+    config = json.loads((tmp_path / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == 2
+
+
+def test_flags_that_cannot_go_together_end_before_the_first_question(tmp_path: Path) -> None:
+    flags = ("--global-batch-size", "10", "--num-nodes", "4")
+    assert "cannot be divided" in converse([], tmp_path, *flags, exit_code=2)
+    assert list(tmp_path.iterdir()) == []

@@ -434,6 +434,7 @@ def test_a_hostfile_says_how_many_ranks_there_are(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--model", "7B", "--gpus-per-node", "8", "--gpu-memory", "80"], "did you mean 80GB?"),
         (["--gpu-memory", "80GB"], "the model is not known"),
         (["--model", "7B", "--gpu-memory", "80GB"], "the number of GPUs is not known"),
         (["--model", "7B", "--interconnect", "10GbE"], "the number of hosts is not known"),

@@ -294,3 +294,28 @@ def test_the_command_names_a_truncated_shard_without_a_traceback(checkpoint: Pat
     assert f"it has {size_bytes // 2:,} bytes" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_a_link_as_output_is_written_through(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there" / "weights"
+    target.write_text("old")
+    target.chmod(0o640)
+    (tmp_path / "model.safetensors").symlink_to("there/weights")
+    consolidate(checkpoint, tmp_path / "model.safetensors", force=True)
+    assert (tmp_path / "model.safetensors").readlink() == Path("there/weights")
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert safetensors.torch.load_file(target)
+    (tmp_path / "lost.bin").symlink_to("nowhere/weights")
+    with pytest.raises(ToolkitError, match="folder does not exist"):
+        consolidate(checkpoint, tmp_path / "lost.bin")
+
+
+def test_a_link_into_the_checkpoint_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "checkpoints"
+    shutil.copytree(checkpoint, copy)
+    tag = (copy / "latest").read_text()
+    (tmp_path / "model.bin").symlink_to(copy / tag / "model.bin")
+    with pytest.raises(ToolkitError, match="inside the checkpoint"):
+        consolidate(copy, tmp_path / "model.bin")
+    assert not (copy / tag / "model.bin").exists()

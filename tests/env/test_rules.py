@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from ds_toolkit.env import hostfile_rules, rules, variable_rules
 from ds_toolkit.env.envfile import parse_env_text
 from ds_toolkit.env.hostfile import parse_hostfile_text
 from ds_toolkit.env.launchers import Launcher
+from ds_toolkit.env.variables import REPLACED, VARIABLES, Replacement
 from ds_toolkit.findings import Finding
 from ds_toolkit.rules import Example
 
 FAMILIES = {rules: "DS70", variable_rules: "DS72", hostfile_rules: "DS75"}
+VERSION = r"(NCCL|torch|DeepSpeed) [0-9]+(\.[0-9]+){1,2}"
 RULES = [*rules.RULES, *hostfile_rules.RULES]
 
 
@@ -66,3 +69,41 @@ def test_a_list_that_leaves_interfaces_out_names_none(value: str, fires: bool) -
     env_file = parse_env_text(f"NCCL_SOCKET_IFNAME={value}\n", "env")
     codes = {finding.code for finding in rules.lint_env(env_file, launcher=Launcher.PDSH)}
     assert codes == ({"DS727"} if fires else set())
+
+
+def test_both_names_of_a_variable_are_one_finding_that_says_which_counts() -> None:
+    def found(text: str) -> list[tuple[str, str, str]]:
+        findings = rules.lint_env(parse_env_text(text, "env"))
+        return [(finding.code, finding.severity.value, str(finding.where)) for finding in findings]
+
+    old, new = "TORCH_NCCL_TRACE_BUFFER_SIZE=500\n", "TORCH_FR_BUFFER_SIZE=2000\n"
+    assert found(old + new) == [("DS729", "warning", "env:1:1")]
+    assert found(new + old) == [("DS729", "warning", "env:2:1")]
+    # torch 2.7 knows the one, torch 2.8 wants the other: to set both to the same is right.
+    assert found(old + new.replace("2000", "500")) == [("DS729", "info", "env:1:1")]
+    assert found(old) == [("DS722", "warning", "env:1:1")]
+    (finding,) = rules.lint_env(parse_env_text(old, "env"))
+    assert finding.fix == "write TORCH_FR_BUFFER_SIZE, which torch 2.8 and newer read"
+
+
+@pytest.mark.parametrize(("old", "new"), REPLACED.items(), ids=REPLACED)
+def test_every_old_name_has_a_new_one_and_a_winner(old: str, new: Replacement) -> None:
+    (finding,) = rules.lint_env(parse_env_text(f"{old}=1\n"))
+    assert finding.code == "DS722"
+    assert new.name in str(finding.fix)
+    both = rules.lint_env(parse_env_text(f"{old}=1\n{new.name}=64\n"))
+    (finding,) = [finding for finding in both if finding.code in ("DS722", "DS729")]
+    assert finding.code == "DS729"
+    assert finding.message == f"`{old}` and its new name `{new.name}` are both set: {new.together}"
+    assert old not in VARIABLES
+    assert new.since is None or re.fullmatch(VERSION, new.since)
+
+
+def test_versions_are_written_alike_and_name_the_program_that_reads_it() -> None:
+    for name, variable in VARIABLES.items():
+        assert variable.since is None or re.fullmatch(VERSION, variable.since), name
+        if variable.since is not None:
+            assert variable.since.partition(" ")[0].upper() == name.partition("_")[0], name
+        assert variable.meaning.endswith("."), name
+        # A variable of its own is not a misspelling of another.
+        assert rules.lint_env(parse_env_text(f"{name}=\n")) == []

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
+import stat
 import zlib
 from pathlib import Path
 
 import pytest
 
 from ds_toolkit import files
-from ds_toolkit.files import crc32_of, exchange, whole_file, write_whole
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.files import crc32_of, exchange, whole_file, write_output, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -66,3 +69,51 @@ def test_a_swap_with_nothing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "one", tmp_path / "two")
+
+
+def test_an_output_is_written_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there" / "file"
+    target.write_text("old")
+    target.chmod(0o640)
+    (tmp_path / "middle").symlink_to("there/file")
+    (tmp_path / "link").symlink_to("middle")
+    write_output(tmp_path / "link", b"new")
+    assert (tmp_path / "link").readlink() == Path("middle")
+    assert (tmp_path / "middle").readlink() == Path("there/file")
+    assert target.read_text() == "new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert list((tmp_path / "there").iterdir()) == [target]
+
+
+def test_a_link_to_nothing_yet_gets_its_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/file")
+    write_output(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "file").read_text() == "new"
+    (tmp_path / "lost").symlink_to("nowhere/file")
+    with pytest.raises(ToolkitError, match="cannot be written"):
+        write_output(tmp_path / "lost", b"new")
+    assert (tmp_path / "lost").is_symlink()
+
+
+@pytest.mark.parametrize(("mode", "runs"), [(0o640, 0o750), (0o600, 0o700), (0o755, 0o755)])
+def test_who_may_read_a_script_may_run_it(mode: int, runs: int, tmp_path: Path) -> None:
+    (tmp_path / "script").touch()
+    (tmp_path / "script").chmod(mode)
+    write_output(tmp_path / "script", b"", executable=True)
+    assert stat.S_IMODE((tmp_path / "script").stat().st_mode) == runs
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_output(tmp_path / "pipe", b"new")
+        assert os.read(reader, 9) == b"new"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(ToolkitError, match="cannot be written"):
+        write_output(tmp_path, b"new")

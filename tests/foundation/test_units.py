@@ -11,6 +11,7 @@ from ds_toolkit.units import (
     format_seconds,
     parse_bytes,
     parse_count,
+    parse_memory_bytes,
     parse_seconds,
 )
 
@@ -60,6 +61,25 @@ def test_what_is_not_understood_is_refused_with_an_example(parse, text) -> None:
         parse(text)
     assert f"`{text}`" in caught.value.what
     assert caught.value.fix is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "fix"),
+    [
+        ("80", "a number without a unit is bytes", "did you mean 80GB?"),
+        (" 1.5 ", "a number without a unit is bytes", "did you mean 1.5GB?"),
+        ("80B", None, "did you mean 80GB?"),
+        ("512 kb", None, "did you mean 512GB?"),
+        ("1048575", "a number without a unit is bytes", "did you mean 1048575GB?"),
+        ("0", "a number without a unit is bytes", "write it as 80GB, 512MiB or 1TB"),
+    ],
+)
+def test_a_memory_of_a_few_bytes_is_a_forgotten_unit(text: str, why: str | None, fix: str) -> None:
+    with pytest.raises(ToolkitError) as caught:
+        parse_memory_bytes(text, "GPU memory")
+    assert caught.value.what.startswith("the GPU memory is ")
+    assert (caught.value.why, caught.value.fix) == (why, fix)
+    assert parse_memory_bytes("1MiB", "GPU memory") == parse_memory_bytes("1048576", "GPU memory") == 2**20
 
 
 @settings(deadline=None)

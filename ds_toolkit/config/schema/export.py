@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
@@ -16,7 +17,23 @@ from ds_toolkit.config.schema.zero import ZeroOptimization
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # The name that `$schema` of a configuration gives, for a schema that lies beside it.
 FILE_NAME = "ds_config.schema.json"
+_TITLE = "ds_config"
+_COMMENT = "Written by ds-toolkit, which replaces it when it has a newer one."
 _AUTO = {"const": "auto"}
+
+
+def schema_text() -> str:
+    """The JSON Schema as the content of a file."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def is_own_schema(text: str) -> bool:
+    """Whether a file with this content was written by the toolkit, this version or another."""
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(schema, dict) and (schema.get("title"), schema.get("$comment")) == (_TITLE, _COMMENT)
 
 
 def json_schema() -> dict[str, Any]:
@@ -46,7 +63,7 @@ def json_schema() -> dict[str, Any]:
     }
     del schema["title"]
     about = f"{schema.pop('description')} Written down for DeepSpeed {SUPPORTED_DEEPSPEED[1]}."
-    return {"$schema": DIALECT, "title": "ds_config", "description": about, **schema}
+    return {"$schema": DIALECT, "$comment": _COMMENT, "title": _TITLE, "description": about, **schema}
 
 
 def _sections(definitions: dict[str, Any]) -> list[tuple[type[Section], dict[str, Any]]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ds_toolkit.env.variables import SECRET_NAME
+from ds_toolkit.env.secret_names import looks_like_a_secret
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ from ds_toolkit.env.variables import SECRET_NAME
     ],
 )
 def test_names_of_secrets(name: str) -> None:
-    assert SECRET_NAME.search(name)
+    assert looks_like_a_secret(name)
+    assert looks_like_a_secret(name.lower())
+    assert looks_like_a_secret(name.title())
 
 
 @pytest.mark.parametrize(
@@ -43,4 +45,5 @@ def test_names_of_secrets(name: str) -> None:
     ],
 )
 def test_names_that_only_look_like_secrets(name: str) -> None:
-    assert not SECRET_NAME.search(name)
+    assert not looks_like_a_secret(name)
+    assert not looks_like_a_secret(name.lower())

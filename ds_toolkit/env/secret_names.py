@@ -1,0 +1,17 @@
+"""Which variables hold secrets, judged by their names."""
+
+from __future__ import annotations
+
+import re
+
+# PWD alone is the working folder, and numbers of tokens are no secrets.
+_WORDS = re.compile(
+    r"(^|_)(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|API_?KEYS?|ACCESS_?KEY|CREDENTIALS?|CREDS|PRIVATE_KEY)($|_)"
+    r"|(^|_)(PASS|PAT)$|_(PWD|KEY)$",
+    re.IGNORECASE,
+)
+
+
+def looks_like_a_secret(name: str) -> bool:
+    """Whether a variable of this name, in capitals or not, is likely to hold a secret."""
+    return _WORDS.search(name) is not None
