@@ -133,7 +133,8 @@ def nothing_fits(
     else:
         hosts, rung = enough
         ranks = f"{hosts * job.cluster.ranks_per_node} {'GPUs' if on_device else 'ranks'}"
-        ways.append(f"--num-nodes {hosts}, {ranks}, is the fewest that fit: {rung.name}")
+        each = f"{job.cluster.ranks_per_node} {'GPUs' if on_device else 'ranks'} a host as now"
+        ways.append(f"--num-nodes {hosts}, {ranks} with {each}, is the fewest that fit: {rung.name}")
     if found_host_memory_bytes is not None:
         ways.append(f"host memory {format_bytes(found_host_memory_bytes)} as found here; --host-memory")
     if stage is not None and stage < 3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,6 +54,25 @@ def ask(said: Mapping[str, str], host: Host) -> dict[str, str]:
             continue
         answers[question.flag] = answer
     return answers
+
+
+def ask_choice(flag: str, question: str, choices: Sequence[str], default: str) -> str:
+    """One of the choices, asked for on a terminal until it is one; an empty answer means the default.
+
+    Raises:
+        ToolkitError: there is no terminal to ask on; it names the flag.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ToolkitError(
+            f"--{flag} is missing",
+            why="there is no terminal to ask on",
+            fix=f"give --{flag} and one of {', '.join(choices)}",
+        )
+    while True:
+        answer = input(f"{question} [{default}] ").strip().lower() or default
+        if answer in choices:
+            return answer
+        print(f"`{answer}` is none of {', '.join(choices)}", file=sys.stderr)
 
 
 def _check(said: Mapping[str, str]) -> None:

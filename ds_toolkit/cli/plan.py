@@ -117,7 +117,9 @@ def comm(
 def interval(
     cost: Annotated[str, typer.Option(help="How long a checkpoint keeps training waiting, such as 60s.")],
     mttf: Annotated[str, typer.Option(help="Mean time to failure, such as 50000h.")],
-    mttf_per: Annotated[MttfOf, typer.Option(help="Whose mean time to failure that is.")],
+    mttf_per: Annotated[
+        MttfOf | None, typer.Option(help="Whose mean time to failure that is; asked for on a terminal.")
+    ] = None,
     num_nodes: Annotated[int, typer.Option(help="Hosts.")] = 1,
     gpus_per_node: _GpusPerNode = 8,
     restart: Annotated[str, typer.Option(help="From a failure to the first new step.")] = "0s",
@@ -136,12 +138,19 @@ def interval(
 ) -> None:
     """How often to save, and the share of time that is useful then."""
     from ds_toolkit.cli import plan_tables
-    from ds_toolkit.plan.failures import job_mttf_seconds
+    from ds_toolkit.cli.answers import ask_choice
+    from ds_toolkit.plan.failures import job_mttf_seconds, share
     from ds_toolkit.plan.interval import Saving
     from ds_toolkit.plan.two_levels import plan_two_levels
     from ds_toolkit.units import parse_seconds
 
-    job_mttf = job_mttf_seconds(parse_seconds(mttf), mttf_per, num_nodes, gpus_per_node)
+    share(soft, "share of soft failures")
+    mttf_seconds = parse_seconds(mttf)
+    if mttf_per is None:
+        # A GPU's by default: if it was the job's after all, saves are too many, not too few.
+        question = f"Whose mean time to failure is {mttf}: that of a GPU, a node or the job?"
+        mttf_per = MttfOf(ask_choice("mttf-per", question, [one.value for one in MttfOf], MttfOf.GPU.value))
+    job_mttf = job_mttf_seconds(mttf_seconds, mttf_per, num_nodes, gpus_per_node)
     saving = Saving(
         stall_seconds=parse_seconds(cost),
         mttf_seconds=job_mttf,

@@ -129,7 +129,7 @@ def show_interval(saving: Saving, levels: TwoLevels | None, *, as_json: bool, pl
         ("in steps", "" if steps is None else str(steps)),
         ("Young's interval", format_seconds(young)),
         ("Daly's interval, last words not counted", format_seconds(daly)),
-        ("useful time", f"{best.useful_share:.2%}"),
+        ("useful time (ETTR)", f"{best.useful_share:.2%}"),
         ("checkpoints to keep", str(best.generations)),
     ]
     if levels is not None:
@@ -146,8 +146,9 @@ def show_interval(saving: Saving, levels: TwoLevels | None, *, as_json: bool, pl
             table.add_row(name, value)
     out = console()
     out.print(table, width=max(out.width, 100))
-    if best.warning:
-        out.print(f"warning: {best.warning}", markup=False)
+    for warning in (best.warning, levels and levels.warning):
+        if warning:
+            out.print(f"warning: {warning}", markup=False)
 
 
 def show_batch(plan: BatchPlan, *, as_json: bool, plot: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from enum import Enum
 
 from ds_toolkit.errors import ToolkitError
@@ -24,8 +25,8 @@ def positive(value: float, noun: str) -> float:
     Raises:
         ToolkitError: it is zero, negative, infinite or not a number.
     """
-    if not (math.isfinite(value) and value > 0):
-        raise ToolkitError(f"the {noun} is {value:g}", fix="give a finite number above zero")
+    if not (_is_finite(value) and value > 0):
+        raise ToolkitError(f"the {noun} is {_shown(value)}", fix="give a finite number above zero")
     return value
 
 
@@ -35,8 +36,8 @@ def not_negative(value: float, noun: str) -> float:
     Raises:
         ToolkitError: it is negative, infinite or not a number.
     """
-    if not (math.isfinite(value) and value >= 0):
-        raise ToolkitError(f"the {noun} is {value:g}", fix="give a finite number, zero or more")
+    if not (_is_finite(value) and value >= 0):
+        raise ToolkitError(f"the {noun} is {_shown(value)}", fix="give a finite number, zero or more")
     return value
 
 
@@ -49,6 +50,15 @@ def share(value: float, noun: str) -> float:
     if not 0 <= value < 1:
         raise ToolkitError(f"the {noun} is {value:g}", fix="give a share from 0 up to, not including, 1")
     return value
+
+
+def _is_finite(value: float) -> bool:
+    # Whole numbers beyond the range of floats raise where floats would be infinite.
+    return abs(value) <= sys.float_info.max
+
+
+def _shown(value: float) -> str:
+    return f"{value:g}" if _is_finite(value) or isinstance(value, float) else "beyond all numbers"
 
 
 def job_mttf_seconds(mttf_seconds: float, of: MttfOf, num_nodes: int, gpus_per_node: int) -> float:

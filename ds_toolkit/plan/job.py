@@ -8,6 +8,9 @@ from enum import Enum
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import format_count
 
+# Beyond any model, memory or cluster, and far below where floats end.
+_LARGEST = 10**18
+
 
 class Precision(str, Enum):
     """Number format of weights, gradients and activations; master weights and moments are fp32 always."""
@@ -183,3 +186,5 @@ class Job:
 def _at_least_one(value: int, noun: str) -> None:
     if value < 1:
         raise ToolkitError(f"the {noun} is {value}", fix="give 1 or more")
+    if value > _LARGEST:
+        raise ToolkitError(f"the {noun} is above {_LARGEST:.0e}", fix="give a number that exists")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ds_toolkit.plan.job import Job, Precision
@@ -17,6 +18,8 @@ from ds_toolkit.plan.zero import (
 FP32_BYTES = 4
 # Adam keeps a mean and a variance of each gradient in fp32.
 _MOMENT_BYTES = 2 * FP32_BYTES
+# Norms of gradients are computed in fp64.
+_NORM_BYTES = 8
 # Our assumption for PyTorch's caching allocator; the ZeRO paper (section 3.2) saw far more in extreme cases.
 FRAGMENTATION_SHARE = 0.05
 # DeepSpeed's default of offload_optimizer.buffer_count: swap buffers in host memory.
@@ -79,7 +82,7 @@ def rank_memory(
     settings = settings or ZeroSettings.fitted(job)
     host, nvme_bytes = _offloaded(job, stage, offload)
     activations = activations_bytes(job)
-    gradients = _gradients_bytes(job, stage, offload)
+    gradients = _gradients_bytes(job, stage, offload, settings)
     # In the step activations are gone; what it needs beyond them and the gradients is called a buffer.
     in_step = _step_gradients_bytes(job, stage, offload, settings) - gradients - activations
     device = Items(
@@ -106,22 +109,28 @@ def _weights_bytes(job: Job, stage: int, settings: ZeroSettings) -> int:
     return (share_elements(model, ranks, stage) + whole) * number_bytes
 
 
-def _gradients_bytes(job: Job, stage: int, offload: Offload) -> int:
+def _gradients_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
     """Gradients at the highest point of a step, in the training precision.
 
-    Stage 1 reduces, and gives up what belongs to others, only once accumulation is over (DeepSpeed's
-    stage_1_and_2.py). Stage 2 holds the share accumulated so far beside the one that the running backward
-    pass fills. With the optimizer on the host only a bucket's gradients are on the device from stage 2 on.
+    Stage 1 reduces, and gives up what belongs to others, only once accumulation is over, and without overlap
+    not before the backward pass is (DeepSpeed's stage_1_and_2.py, `process_gradients`). Stage 2 holds the
+    share accumulated so far beside the one that the running backward pass fills. With the optimizer on the
+    host only a bucket's gradients are on the device where each bucket is given up as it is reduced.
     """
     model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
-    if stage < 2:
+    if stage < 2 and not _reduces_early(job, stage, settings):
         return model.num_parameters * number_bytes
     if offload.optimizer:
         return 0
-    if stage == 2:
+    if stage < 3:
         copies = 1 if job.accumulation_steps == 1 else 2
         return touched_elements(model, ranks) * number_bytes * copies
     return share_elements(model, ranks, stage) * number_bytes
+
+
+def _reduces_early(job: Job, stage: int, settings: ZeroSettings) -> bool:
+    # Whether gradients of other ranks are given up while the backward pass still runs.
+    return stage > 1 or (stage == 1 and settings.overlap_comm and job.accumulation_steps == 1)
 
 
 def _optimizer_bytes(job: Job, stage: int) -> int:
@@ -159,47 +168,87 @@ def _offloaded(job: Job, stage: int, offload: Offload) -> tuple[Items, int]:
 
 
 def _buffers_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
-    """DeepSpeed's own buffers on the device.
+    """DeepSpeed's own buffers on the device in the forward and backward passes.
 
     Stages 1 to 3 reduce gradients from a flat buffer of `reduce_bucket_size` elements, made whole whatever
-    the model's size; below stage 3 there are two where communication overlaps, and a bucket is copied to be
-    reduced. When stage 1 has reduced, its share is copied before the rest is given up. Offloading adds a
-    staging buffer of the largest parameter. Stage 3 also holds, gathered, the weights of the layer at work,
-    of what is prefetched, and at the turn of the forward pass of what the backward pass needs again within
-    the reuse distance, which is passed twice.
+    the model's size, and a bucket is copied to be reduced (stage_1_and_2.py, `allreduce_bucket`;
+    coalesced_collectives.py, `reduce_scatter_coalesced`); below stage 3 there are two where communication
+    overlaps. A gradient that no longer fits into the bucket waits beside it. Offloading adds a staging
+    buffer of the largest parameter. Stage 3 also holds, gathered, the weights of the layer at work, of what
+    is prefetched, and at the turn of the forward pass of what the backward pass needs again within the reuse
+    distance, which is passed twice.
     """
     model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
     if stage == 0:
         return 0
+    bucket, waiting = settings.reduce_bucket_size, largest_tensor(model)
     if stage < 3:
-        bucket = settings.reduce_bucket_size
-        copy = bucket if stage == 2 or offload.optimizer else max(bucket, touched_elements(model, ranks))
-        staging = largest_tensor(model) if offload.optimizer else 0
-        return (bucket * (1 + settings.overlap_comm) + copy + staging) * number_bytes
+        staging = waiting if offload.optimizer else 0
+        flat = (bucket * settings.overlap_comm + waiting + staging) * number_bytes
+        return flat + _reducing_bytes(job, stage, offload, settings)
+    # Alone, a rank has nothing to gather; what stays whole is counted as weights.
+    whole = persistent_elements(model, settings.persistence_threshold, ranks)
     gathered = (
         model.largest_layer_parameters + settings.prefetch_bucket_size + settings.max_reuse_distance // 2
     )
-    # Alone, a rank has nothing to gather.
-    gathered = min(gathered, model.num_parameters) if ranks > 1 else 0
-    return (settings.reduce_bucket_size + gathered) * number_bytes
+    gathered = min(gathered, share_elements(model, ranks, stage) * ranks - whole) if ranks > 1 else 0
+    norm_bytes = _norm_bytes(job, stage) if offload.optimizer else 0
+    return (2 * bucket + waiting + gathered) * number_bytes + norm_bytes
+
+
+def _reducing_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
+    """What stages 1 and 2 hold of a bucket while they reduce it and take out of it what is theirs.
+
+    The bucket, then its copy; with the optimizer on the host, then the norm of a parameter's gradient in fp64
+    (`set_norm_for_param_grad_in_gpu`). Where stage 1 still holds all gradients those in the bucket are
+    counted already, and its share is copied out of them before the rest is given up
+    (`copy_grads_in_partition`).
+    """
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
+    bucket = settings.reduce_bucket_size * number_bytes
+    largest = [bucket]
+    if offload.optimizer:
+        largest.append(_norm_bytes(job, stage))
+    if _reduces_early(job, stage, settings):
+        return bucket + max(largest)
+    if not offload.optimizer:
+        largest.append(touched_elements(model, ranks) * number_bytes)
+    return max(largest)
+
+
+def _norm_bytes(job: Job, stage: int) -> int:
+    # The norm of what a rank has of a gradient is computed from a copy in fp64 (zero/utils.py,
+    # `get_norm_dtype`). Stage 3 cuts each gradient, stages 1 and 2 all of them as one.
+    largest, ranks = largest_tensor(job.model), job.cluster.world_size
+    share = share_elements(job.model, ranks, stage)
+    return min(math.ceil(largest / ranks) if stage == 3 else largest, share) * _NORM_BYTES
 
 
 def _step_gradients_bytes(job: Job, stage: int, offload: Offload, settings: ZeroSettings) -> int:
-    """Gradients on the device when the optimizer steps.
+    """Gradients, and what is made of them, on the device when the optimizer steps.
 
-    Stages 1 and 2 turn the share into fp32 and give up the rest; stage 3 does so with one sub-group beside
-    the flat buffer. Stage 0 holds all of them twice: in 16-bit training in fp32 too, else in the flat copy
-    that they were reduced in.
+    Stages 1 and 2 flatten their share and then turn it into fp32, with the gradients it is made of beside
+    both (stage_1_and_2.py, `step`); stage 3 does so with one sub-group (stage3.py,
+    `_prepare_fp32_grad_for_sub_group`); it keeps its bucket, but has given up the weights that it kept whole.
+    Stage 0 holds all gradients twice: in fp32 training in the flat copy that they are reduced in (engine.py,
+    `allreduce_bucket`), in 16-bit training in fp32 (unfused_optimizer.py, `step`), and a third time where the
+    optimizer is fused, as on GPUs: flat (fused_optimizer.py, `step`).
     """
-    num_parameters, number_bytes = job.model.num_parameters, job.precision.num_bytes
+    model, ranks, number_bytes = job.model, job.cluster.world_size, job.precision.num_bytes
+    in_16_bits = job.precision is not Precision.FP32
     if stage == 0:
-        return num_parameters * (number_bytes + FP32_BYTES)
+        copies = 2 if in_16_bits and job.cluster.has_gpus else 1
+        return model.num_parameters * (number_bytes + FP32_BYTES * copies)
     if offload.optimizer:
         return 0
-    share = share_elements(job.model, job.cluster.world_size, stage)
+    share = share_elements(model, ranks, stage)
+    flat_bytes = number_bytes + FP32_BYTES * in_16_bits
     if stage < 3:
-        return share * FP32_BYTES
-    return share * number_bytes + min(share, settings.sub_group_size) * FP32_BYTES
+        gradients = touched_elements(model, ranks) * number_bytes
+        return gradients + max(share * flat_bytes, _norm_bytes(job, stage))
+    whole = persistent_elements(model, settings.persistence_threshold, ranks) if ranks > 1 else 0
+    kept = share + settings.reduce_bucket_size - whole
+    return kept * number_bytes + min(share, settings.sub_group_size) * flat_bytes
 
 
 def activations_bytes(job: Job) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def parse_network(text: str) -> Network:
     if gigabytes is not None:
         return Network(name, gigabytes * 1e9)
     match = _ETHERNET_OR_INFINIBAND.fullmatch(name)
-    bits_per_second = float(match["gigabits"]) * 1e9 * int(match["links"] or 1) if match else 0.0
-    if not bits_per_second:
+    bits_per_second = float(match["gigabits"]) * 1e9 * float(match["links"] or 1) if match else 0.0
+    if not bits_per_second or math.isinf(bits_per_second):
         raise ToolkitError(f"`{text}` is not a network", fix=f"write it as {EXAMPLES}")
     return Network(name, bits_per_second / 8)

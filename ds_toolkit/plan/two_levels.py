@@ -18,12 +18,14 @@ class TwoLevels:
         disk_seconds: between checkpoints on disk.
         memory_per_disk: checkpoints in memory for each one on disk, rounded.
         overhead: expected share of time that saving and lost work cost, restarts not counted.
+        warning: why not to trust it; None if nothing speaks against it.
     """
 
     memory_seconds: float
     disk_seconds: float
     memory_per_disk: int
     overhead: float
+    warning: str | None
 
 
 def plan_two_levels(
@@ -51,4 +53,10 @@ def plan_two_levels(
     overhead = math.sqrt(2 * memory_cost_seconds * uncaught / soft_mttf) + math.sqrt(
         2 * disk_cost_seconds / hard_mttf
     )
-    return TwoLevels(memory, disk, max(1, round(disk / memory)), overhead)
+    warning = None
+    if memory_cost_seconds > disk_cost_seconds:
+        warning = (
+            f"a checkpoint in memory costs {memory_cost_seconds:g} s, more than one on disk"
+            f" ({disk_cost_seconds:g} s), which survives more failures: one level, on disk, is better"
+        )
+    return TwoLevels(memory, disk, max(1, round(disk / memory)), overhead, warning)

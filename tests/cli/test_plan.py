@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,8 @@ ENVIRONMENT = {
 MEMORY = ("memory", "--model", "7B", "--gpus", "1,8")
 COMMUNICATION = ("comm", "--model", "7B", "--network", "100GbE", "--num-nodes", "2")
 INTERVAL = ("interval", "--cost", "60s", "--mttf", "3.0931h", "--mttf-per", "job", "--step", "8.855s")
+# A number that no float holds.
+BEYOND = "9" * 400
 BATCH = ("batch", "--max-batch", "2000", "--micro-batches", "2,4,6", "--gpus", "1..64")
 
 
@@ -78,6 +82,42 @@ def test_the_interval_says_what_it_rests_on(tmp_path: Path) -> None:
     assert "warning: " in plan(*INTERVAL[:2], "2h", *INTERVAL[3:], cwd=tmp_path).stdout
 
 
+def test_a_checkpoint_in_memory_that_costs_more_than_one_on_disk_is_warned_about(tmp_path: Path) -> None:
+    done = plan(*INTERVAL, "--memory-cost", "61s", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "warning: a checkpoint in memory costs 61 s, more than one on disk (60 s)" in done.stdout
+
+
+def on_terminal(answers: str, *arguments: str, cwd: Path) -> str:
+    """What is on the screen after a person typed the answers."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ds_toolkit", "plan", *arguments]
+    with subprocess.Popen(
+        command, cwd=cwd, env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
+    ) as run:
+        os.close(terminal)
+        os.write(controller, answers.encode())
+        screen = b""
+        # Reading fails once the process has closed its terminal.
+        with contextlib.suppress(OSError):
+            while data := os.read(controller, 4096):
+                screen += data
+        os.close(controller)
+        assert run.wait(timeout=30) == 0, screen
+    return screen.decode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "every"), [("\n", "11 min 15 s"), ("gpu\n", "11 min 15 s"), ("fleet\nJob\n", "3 h 0 min")]
+)
+def test_on_a_terminal_it_asks_whose_mttf_it_is(answers: str, every: str, tmp_path: Path) -> None:
+    arguments = ("interval", "--cost", "60s", "--mttf", "3h", "--num-nodes", "2")
+    screen = on_terminal(answers, *arguments, cwd=tmp_path)
+    assert "Whose mean time to failure is 3h: that of a GPU, a node or the job? [gpu]" in screen
+    assert every in screen
+    assert ("`fleet` is none of gpu, node, job" in screen) is ("fleet" in answers)
+
+
 def test_the_batch_is_the_same_over_many_numbers_of_gpus(tmp_path: Path) -> None:
     data = answer(*BATCH, cwd=tmp_path)
     settings = data["settings"]
@@ -122,12 +162,36 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("memory", "--model", "0"), "is 0"),
         ((*COMMUNICATION, "--tflops", "0"), "speed of a GPU is 0"),
         ((*COMMUNICATION, "--tflops", "nan"), "speed of a GPU is nan"),
-        (("interval", "--cost", "60s", "--mttf", "3h"), "--mttf-per"),
+        (("interval", "--cost", "60s", "--mttf", "3h"), "--mttf-per is missing"),
+        (("interval", "--cost", "60s", "--mttf", "3h"), "give --mttf-per and one of gpu, node, job"),
         (("interval", "--cost", "0s", "--mttf", "3h", "--mttf-per", "job"), "cost of a checkpoint is 0"),
         (("interval", "--cost", "60s", "--mttf", "0h", "--mttf-per", "job"), "mean time to failure is 0"),
         (("interval", "--cost=-60s", "--mttf", "3h", "--mttf-per", "job"), "is not a duration"),
         (("interval", "--cost", "nan", "--mttf", "3h", "--mttf-per", "job"), "is not a duration"),
         ((*INTERVAL, "--caught", "1"), "share of caught failures is 1"),
+        ((*INTERVAL, "--caught", "nan"), "share of caught failures is nan"),
+        ((*INTERVAL, "--slowdown", "inf"), "slowdown is inf"),
+        ((*INTERVAL, "--slowdown=-0.1"), "slowdown is -0.1"),
+        ((*INTERVAL, "--soft", "nan"), "share of soft failures is nan"),
+        ((*INTERVAL, "--soft", "0", "--memory-cost", "1s"), "share of soft failures is 0"),
+        ((*INTERVAL, "--memory-cost", "0s"), "is 0"),
+        ((*INTERVAL, "--restart", "5 parsecs"), "is not a duration"),
+        ((*INTERVAL, "--write", "inf"), "is not a duration"),
+        ((*INTERVAL, "--longest", "0s"), "longest interval is 0"),
+        ((*INTERVAL, "--last-words", f"{BEYOND}h"), "last words time is inf"),
+        ((*INTERVAL, "--num-nodes", "0"), "number of nodes is 0"),
+        ((*INTERVAL, "--num-nodes", BEYOND), "number of nodes is beyond all numbers"),
+        ((*INTERVAL, f"--gpus-per-node=-{BEYOND}"), "number of GPUs a node is beyond all numbers"),
+        ((*MEMORY, "--micro-batch-size", BEYOND), "micro batch size is above"),
+        ((*MEMORY, "--sequence-length", "0"), "sequence length is 0"),
+        ((*MEMORY, "--accumulation-steps=-1"), "number of accumulation steps is -1"),
+        (("memory", "--model", "1kg"), "`1kg` is not a count"),
+        ((*COMMUNICATION, "--tflops", "inf"), "speed of a GPU is inf"),
+        ((*COMMUNICATION, "--accumulation-steps", BEYOND), "number of accumulation steps is above"),
+        ((*COMMUNICATION[:4], f"{BEYOND}GbE"), "is not a network"),
+        ((*COMMUNICATION[:4], f"{BEYOND}x100GbE"), "is not a network"),
+        (("batch", "--max-batch", "0", "--micro-batches", "4"), "largest batch is 0"),
+        (("batch", "--max-batch", "64", "--micro-batches", "nan"), "is no list of numbers"),
         (("batch", "--max-batch", "3", "--micro-batches", "4"), "no batch size works"),
     ],
 )

@@ -1,7 +1,8 @@
 """What real engines hold and send on every rank, for the planner's tests: JSON lines on standard output.
 
-Many engines, one after another in one process group. Memory is read from the live tensors of the process, and
-sorted by whom they belong to; communication is counted where DeepSpeed hands it to its backend.
+Many engines, one after another in one process group. Memory is read from the live tensors of the process: all
+of them at every operation, and sorted by whom they belong to; communication is counted where DeepSpeed hands
+it to its backend.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.comm import comm
+from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+from live_tensors import LiveTensors, Settled, tensors_in
 from resilience import training
 from torch import nn
 
@@ -28,6 +31,8 @@ NUM_BLOCKS = 33
 # More elements than a bias has and fewer than a matrix.
 THRESHOLD = 100
 BUCKET = 1_000
+# The module's buffer, Adam's step counters, and with offloading norms of gradients: numbers, not tensors.
+FEW_BYTES = 700
 
 
 class Narrow(nn.Module):
@@ -53,7 +58,7 @@ def config(case: dict[str, Any]) -> dict[str, object]:
         "stage3_param_persistence_threshold": THRESHOLD,
         "stage3_prefetch_bucket_size": 0,
         "stage3_max_reuse_distance": case.get("reuse", 10**9),
-        "overlap_comm": False,
+        "overlap_comm": case.get("overlap", False),
     }
     if case.get("offload"):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
@@ -86,17 +91,6 @@ def micro_steps(engine: Any, count: int) -> Iterator[None]:
         engine.step()
 
 
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    if torch.is_tensor(value):
-        yield value  # type: ignore[misc]
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
-
-
 def owners(engine: Any) -> dict[str, dict[int, int]]:
     """Storages by what they are for; the first owner counts."""
     optimizer = engine.optimizer
@@ -118,6 +112,14 @@ def owners(engine: Any) -> dict[str, dict[int, int]]:
             "accumulated_grads_in_cpu",
         )
     ]
+    staging = [
+        getattr(optimizer, name, None)
+        for name in (
+            "param_buffer_of_bit16_for_cpu_offload_groups",
+            "temp_grad_buffer_for_cpu_offload",
+            "temp_grad_buffer_for_gpu_offload",
+        )
+    ]
     shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
     gathered = [parameter.data for parameter in parameters if not getattr(parameter, "ds_persist", True)]
     whole = [parameter.data for parameter in parameters if getattr(parameter, "ds_persist", True)]
@@ -125,7 +127,7 @@ def owners(engine: Any) -> dict[str, dict[int, int]]:
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
     groups = {
         # Gradients lie in a bucket before they are reduced.
-        "buffers": tensors_in([buckets, gathered]),
+        "buffers": tensors_in([buckets, gathered, staging]),
         "weights": tensors_in([whole, shards, flats]),
         "gradients": tensors_in(gradients),
         # Moments are as large as their master; the step counter is one number.
@@ -156,29 +158,70 @@ def plain_storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def held(case: dict[str, Any]) -> dict[str, object]:
-    """The most that is held of each kind at any moment of a step."""
-    engine = new_engine(case)
-    most: dict[str, int] = {}
+    """The most that is held of each kind, and of all tensors together, at any moment of a step.
 
-    def look(*_: object) -> None:
-        for name, found in owners(engine).items():
-            most[name] = max(most.get(name, 0), sum(found.values()))
+    And what no kind explains of all tensors: after a step, and between the backward pass and the step.
+    """
+    live = LiveTensors()
+    with live, replaced_backend(Settled):
+        engine = new_engine(case)
+        for _ in micro_steps(engine, case["accumulation"]):
+            pass
+        inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        handles = [
+            # Adam's own temporaries are of torch's loop; DeepSpeed's Adams have none.
+            inner.register_step_pre_hook(lambda *_: setattr(live, "is_watching", False)),
+            inner.register_step_post_hook(lambda *_: setattr(live, "is_watching", True)),
+        ]
+        unexplained = [unowned_bytes(live, engine)]
+        most = kinds(engine)
 
-    for _ in micro_steps(engine, case["accumulation"]):
-        pass
-    # The last parameter to get its gradient: everything of the backward pass is there.
-    parameter = next(iter(engine.module.parameters()))
-    if case["stage"] < 3:
-        handles = [parameter.register_post_accumulate_grad_hook(look)]
-    else:
-        # Everything that a forward pass gathers is there at its end, unless it was given up.
-        handles = [engine.module.blocks[-1].register_forward_hook(look)]
-    for _ in micro_steps(engine, case["accumulation"]):
-        look()
-    for handle in handles:
-        handle.remove()
-    engine.destroy()
-    return {"sizes": sizes(engine), **most}
+        def look(*_: object) -> None:
+            for name, size in kinds(engine).items():
+                most[name] = max(most[name], size)
+
+        # The last parameter to get its gradient: everything of the backward pass is there.
+        parameter = next(iter(engine.module.parameters()))
+        if case["stage"] < 3:
+            handles.append(parameter.register_post_accumulate_grad_hook(look))
+        else:
+            # Everything that a forward pass gathers is there at its end, unless it was given up.
+            handles.append(engine.module.blocks[-1].register_forward_hook(look))
+        live.is_watching = True
+        for _ in micro_steps(engine, case["accumulation"]):
+            look()
+            unexplained.append(unowned_bytes(live, engine))
+        live.is_watching = False
+        for handle in handles:
+            handle.remove()
+        engine.destroy()
+    return {"sizes": sizes(engine), "all": live.most_bytes, "unexplained": unexplained, **most}
+
+
+def unowned_bytes(live: LiveTensors, engine: Any) -> int:
+    owned = sum(kinds(engine).values())
+    return live.settled_bytes(owned + FEW_BYTES) - owned
+
+
+def kinds(engine: Any) -> dict[str, int]:
+    return {name: sum(found.values()) for name, found in owners(engine).items()}
+
+
+def fused(case: dict[str, Any]) -> dict[str, object]:
+    """The most that stage 0 holds in a step with DeepSpeed's wrapper for fused optimizers.
+
+    The optimizer in it is torch's: DeepSpeed's own would be compiled first, and has no tensors but its state.
+    """
+    live = LiveTensors()
+    with live:
+        model = Narrow().bfloat16()
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = FP16_Optimizer(inner, low_precision_dtype=torch.bfloat16, clip_grad=1.0)
+        inner.register_step_pre_hook(lambda *_: setattr(live, "is_watching", False))
+        model(torch.randn(1, WIDTH, dtype=torch.bfloat16)).pow(2).mean().backward()
+        live.is_watching = True
+        optimizer.step()
+    return {"sizes": [parameter.numel() for parameter in model.parameters()], "all": live.most_bytes}
 
 
 class Counting:
@@ -208,9 +251,9 @@ class Counting:
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[Counting]:
+def replaced_backend(around: type[Any]) -> Iterator[Any]:
     backend = comm.cdb
-    comm.cdb = Counting(backend)
+    comm.cdb = around(backend)
     try:
         yield comm.cdb
     finally:
@@ -223,7 +266,7 @@ def sent(case: dict[str, Any]) -> dict[str, object]:
     for _ in range(2):
         for _ in micro_steps(engine, case["accumulation"]):
             pass
-    with counting() as counted:
+    with replaced_backend(Counting) as counted:
         for _ in micro_steps(engine, case["accumulation"]):
             pass
     engine.destroy()
@@ -245,7 +288,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     for case in cases:
-        answer = {"held": held, "sent": sent}[case["question"]](case)
+        answer = {"held": held, "sent": sent, "fused": fused}[case["question"]](case)
         line = json.dumps({"rank": comm.get_rank(), "case": case, **answer})
         # One write a line: ranks share the output.
         os.write(1, f"\nMEASURED {line}\n".encode())

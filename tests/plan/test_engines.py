@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from ds_toolkit.plan.memory import Offload, rank_memory
 from ds_toolkit.plan.zero import ZeroSettings
 
 WORKER = Path(__file__).with_name("engine_worker.py")
+# Of the worker's model, what the forward pass keeps: the inputs of 33 blocks.
+ACTIVATIONS = 33 * 21
+# Adam's step counters, norms and the like, which no plan counts.
+FEW_BYTES = 700
 # What the worker writes into its configurations.
 SETTINGS = {"reduce_bucket_size": 1_000, "prefetch_bucket_size": 0, "persistence_threshold": 100}
 HELD = [
@@ -27,6 +32,20 @@ HELD = [
     # Below stage 1 DeepSpeed ignores the section; accumulation changes what stage 2 holds.
     if (stage > 0 or not offload) and (stage == 2 or passes == 2)
 ]
+OVERLAPPING = [
+    {
+        "question": "held",
+        "stage": stage,
+        "precision": precision,
+        "offload": False,
+        "accumulation": passes,
+        "overlap": overlap,
+    }
+    # Stage 1 reduces at another time with overlap, and where a pass is the last one.
+    for stage, passes, overlap in ((1, 1, True), (1, 2, True), (2, 2, True), (1, 1, False))
+    for precision in ("fp32", "bf16")
+]
+FUSED = {"question": "fused", "precision": "bf16", "accumulation": 1}
 SENT = [
     {"question": "sent", "stage": stage, "precision": "bf16", "accumulation": passes, "reuse": reuse}
     for stage in range(4)
@@ -49,6 +68,11 @@ SENT += [
 ]
 
 
+def held_cases(num_ranks: int) -> list[dict[str, Any]]:
+    """What overlaps does so with any other rank: two are enough."""
+    return HELD + (OVERLAPPING if num_ranks == 2 else [])
+
+
 def sent_cases(num_ranks: int) -> list[dict[str, Any]]:
     """Alone a rank sends nothing; of four ranks the cases that accumulate are enough."""
     return [case for case in SENT if num_ranks == 2 or (num_ranks > 2 and case["accumulation"] > 1)]
@@ -57,7 +81,7 @@ def sent_cases(num_ranks: int) -> list[dict[str, Any]]:
 @functools.cache
 def measurements(num_ranks: int) -> list[dict[str, Any]]:
     """What every rank's engine says, for every case; one launch for all."""
-    cases = [*HELD, *sent_cases(num_ranks)]
+    cases = [*held_cases(num_ranks), *sent_cases(num_ranks), *([FUSED] if num_ranks == 1 else [])]
     command = jobs.torchrun_command(WORKER, json.dumps(cases), num_ranks=num_ranks)
     environment = {"PYTHONPATH": f"{WORKER.parents[1]}:{jobs.REPOSITORY}"}
     output = jobs.run(command, timeout_seconds=220, environment=environment).check().output
@@ -78,11 +102,12 @@ def planned_job(line: dict[str, Any], num_ranks: int) -> Job:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_memory_is_what_engines_hold(num_ranks: int) -> None:
-    for case in HELD:
+    for case in held_cases(num_ranks):
         ranks = [line for line in measurements(num_ranks) if line["case"] == case]
         job = planned_job(ranks[0], num_ranks)
         offload = Offload(optimizer=bool(case["offload"]))
-        planned = rank_memory(job, int(case["stage"]), offload, ZeroSettings(**SETTINGS))
+        settings = ZeroSettings(**SETTINGS, overlap_comm=bool(case.get("overlap")))
+        planned = rank_memory(job, int(case["stage"]), offload, settings)
         # Without a GPU device and host are one memory: their sums are compared.
         items = {
             kind: getattr(planned.device, f"{kind}_bytes") + getattr(planned.host, f"{kind}_bytes")
@@ -91,6 +116,22 @@ def test_memory_is_what_engines_hold(num_ranks: int) -> None:
         for kind in ("weights", "gradients", "optimizer"):
             measured = max(line[kind] for line in ranks)
             assert items[kind] == pytest.approx(measured, rel=0.01), (case, kind)
+        total, measured = sum(items.values()), max(line["all"] for line in ranks)
+        activations_bytes = ACTIVATIONS * job.precision.num_bytes
+        assert total * 0.99 <= measured <= total * 1.01 + activations_bytes, (case, items, measured)
+        # Nothing outlives a backward pass or a step but what belongs to a kind.
+        left_over = [size for line in ranks for size in line["unexplained"]]
+        assert min(left_over) >= 0, case
+        assert max(left_over) < FEW_BYTES, (case, left_over)
+
+
+def test_a_fused_optimizer_holds_fp32_gradients_twice() -> None:
+    (line,) = [line for line in measurements(1) if line["case"] == FUSED]
+    job = replace(planned_job(line, 1), cluster=Cluster(1, 1, 10**12, None))
+    planned = rank_memory(job, 0).device
+    items = ("weights", "gradients", "optimizer", "buffers")
+    total = sum(getattr(planned, f"{kind}_bytes") for kind in items)
+    assert line["all"] == pytest.approx(total, rel=0.01)
 
 
 @pytest.mark.timeout(240)

@@ -15,11 +15,12 @@ def test_the_mttf_of_a_part_is_divided_by_their_number() -> None:
     # Llama 3 405B: 16,384 GPUs, one interruption in 3.09 h, so 5.78 years a GPU.
     assert job_mttf_seconds(5.78 * 365.25 * DAY, MttfOf.GPU, 2048, 8) == pytest.approx(3.093 * HOUR, rel=1e-3)
     assert job_mttf_seconds(DAY / 6.5e-3, MttfOf.NODE, 2048, 8) == pytest.approx(1.803 * HOUR, rel=1e-3)
+    assert job_mttf_seconds(DAY / 6.5e-3, MttfOf.NODE, 16_384, 8) == pytest.approx(0.225 * HOUR, rel=2e-3)
     assert job_mttf_seconds(DAY / 6.5e-3, MttfOf.NODE, 128, 8) == pytest.approx(28.8 * HOUR, rel=2e-3)
     assert job_mttf_seconds(HOUR, MttfOf.JOB, 2048, 8) == HOUR
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 10**400, -(10**400)])
 def test_an_mttf_is_above_zero(value: float) -> None:
     with pytest.raises(ToolkitError, match="mean time to failure"):
         job_mttf_seconds(value, MttfOf.JOB, 1, 1)

@@ -53,6 +53,43 @@ def test_worked_values_of_a_large_run(
     assert efficiency(daly, cost, LLAMA_3, 300) == pytest.approx(useful_with_restart, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("cost", "interval", "mttf_hours"), [(120, 5400, 33.8), (0.2, 216, 32.4)], ids=["before", "after"]
+)
+def test_what_large_runs_chose_lies_on_youngs_curve(cost: float, interval: float, mttf_hours: float) -> None:
+    # DLRover's GLM-65B, with blocking saves and then with saves in memory.
+    assert young_interval(cost, mttf_hours * 3600) == pytest.approx(interval, rel=0.002)
+
+
+def test_spot_instances_fail_often() -> None:
+    # 127 preemptions in a day.
+    assert young_interval(2, 680.3) == pytest.approx(52.2, abs=0.05)
+    assert daly_interval(2, 680.3) == pytest.approx(50.8, abs=0.06)
+
+
+def test_the_optimum_is_flat() -> None:
+    best = daly_interval(60, LLAMA_3)
+    assert efficiency(best / 2, 60, LLAMA_3) == pytest.approx(0.878, abs=0.001)
+    assert efficiency(best * 2, 60, LLAMA_3) == pytest.approx(0.877, abs=0.001)
+    for factor in (2 / 3, 1.4):
+        assert efficiency(best * factor, 60, LLAMA_3) > 0.99 * efficiency(best, 60, LLAMA_3)
+
+
+@pytest.mark.parametrize(
+    ("interval_minutes", "ratio"), [(5, 0.7756), (10, 0.8251), (14.71, 0.8294), (20, 0.8203), (60, 0.6654)]
+)
+def test_the_useful_share_is_the_effective_training_time_ratio(interval_minutes: float, ratio: float) -> None:
+    # Kokolis et al. 2024: (1 - (u + T / 2) / M) / (1 + C / T), on 2,048 nodes.
+    mttf, cost, restart, interval = 1.803 * 3600, 60, 300, interval_minutes * 60
+    assert (1 - (restart + interval / 2) / mttf) / (1 + cost / interval) == pytest.approx(ratio, abs=1e-4)
+    share = useful_share(Saving(cost, mttf, restart_seconds=restart), interval)
+    # The ratio is the first order of it: it leaves out that a save and a restart may fail, and the second
+    # failure within an interval.
+    second_order = ((interval + cost + restart) / mttf) ** 2 / 2 + cost / mttf
+    assert abs(share - ratio) < second_order
+    assert young_interval(cost, mttf) == pytest.approx(14.71 * 60, rel=0.001)
+
+
 @pytest.mark.parametrize("ratio", [1e-15, 1e-6, 0.01, 0.3, 1, 2, 5, 30, 50, 1000])
 def test_the_exact_interval_is_lamberts_and_never_beaten(ratio: float) -> None:
     interval = exact_interval(ratio, 1)
@@ -75,7 +112,8 @@ def test_the_availability_optimum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caught", "interval"), [(0, 1155.9), (0.5, 1634.8), (0.8, 2584.8), (0.9, 3655.4), (0.99, 11559.5)]
+    ("caught", "interval"),
+    [(0, 1155.9), (0.5, 1634.8), (0.8, 2584.8), (0.9, 3655.4), (0.95, 5169.6), (0.99, 11559.5)],
 )
 def test_last_words_stretch_the_interval(caught: float, interval: float) -> None:
     assert young_interval(60, LLAMA_3, caught) == pytest.approx(interval, abs=0.1)
@@ -91,6 +129,22 @@ def test_an_asynchronous_save_costs_its_stall_and_its_slowdown() -> None:
     assert plan_interval(saving).unbounded_seconds == pytest.approx(279.19, rel=0.01)
     longer_write = dataclasses.replace(saving, write_seconds=120, slowdown=0.025)
     assert plan_interval(longer_write).seconds == plan_interval(saving).seconds
+
+
+def test_what_a_write_in_flight_costs() -> None:
+    # Simulated elsewhere: 2.929 %; C / T + (T / 2 + w) / M gives 2.973 %.
+    saving = Saving(2, LLAMA_3, write_seconds=120)
+    assert 1 - useful_share(saving, young_interval(2, LLAMA_3)) == pytest.approx(0.0293, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("caught", "at_best", "at_youngs"), [(0.8, 0.04381, 0.05809), (0.95, 0.02045, 0.04993)]
+)
+def test_last_words_pay_only_if_the_interval_follows(caught: float, at_best: float, at_youngs: float) -> None:
+    saving = Saving(60, LLAMA_3, caught_share=caught)
+    stretched = useful_share(saving, young_interval(60, LLAMA_3, caught))
+    assert 1 - stretched == pytest.approx(at_best, abs=4e-3)
+    assert 1 - useful_share(saving, young_interval(60, LLAMA_3)) == pytest.approx(at_youngs, abs=4e-3)
 
 
 def test_bounds_are_kept_and_named() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.plan.job import Cluster, Job, Model, Precision
@@ -16,7 +18,9 @@ ZERO_PAPER = Job(
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_model_states_are_those_of_the_zero_papers_first_figure(stage: int, gigabytes: float) -> None:
-    memory = rank_memory(ZERO_PAPER, stage).device
+    # The paper's stage 1 keeps all gradients, as DeepSpeed's does where it accumulates.
+    job = replace(ZERO_PAPER, accumulation_steps=2) if stage == 1 else ZERO_PAPER
+    memory = rank_memory(job, stage).device
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     assert states / 10**9 == pytest.approx(gigabytes, abs=0.05)
 
@@ -95,7 +99,66 @@ def test_buckets_never_exceed_the_model_and_are_even() -> None:
 
 
 def test_the_step_counts_where_it_needs_more_than_the_backward_pass() -> None:
-    # Hardly any activations: fp32 gradients of the share stand beside weights and optimizer state.
+    # Hardly any activations: the share's gradients, flat and in fp32 stand beside model states.
     job = replace(ZERO_PAPER, model=Model(10**9, 1, 8, 8), cluster=Cluster(1, 2, 10**12, 10**12))
     items = rank_memory(job, 2, settings=ZeroSettings(reduce_bucket_size=2)).device
-    assert items.gradients_bytes + items.buffers_bytes + items.activations_bytes == 4 * 5 * 10**8
+    assert items.gradients_bytes + items.buffers_bytes + items.activations_bytes == 8 * 5 * 10**8
+
+
+def test_stage_1_gives_gradients_up_early_only_with_overlap_and_in_one_pass() -> None:
+    early, late = ZeroSettings(overlap_comm=True), ZeroSettings()
+    everything, share = ZERO_PAPER.model.num_parameters * 2, ZERO_PAPER.model.num_parameters * 2 // 64
+    assert rank_memory(ZERO_PAPER, 1, settings=early).device.gradients_bytes == pytest.approx(share, rel=1e-6)
+    assert rank_memory(ZERO_PAPER, 1, settings=late).device.gradients_bytes == everything
+    accumulating = replace(ZERO_PAPER, accumulation_steps=2)
+    assert rank_memory(accumulating, 1, settings=early).device.gradients_bytes == everything
+
+
+def test_a_norm_in_fp64_counts_where_one_parameter_is_as_large_as_a_share() -> None:
+    model = Model(10**9, 1, 8, 8, tensor_sizes=(10**9,))
+    job = replace(ZERO_PAPER, model=model, cluster=Cluster(1, 2, 10**12, 10**12))
+    items = rank_memory(job, 2, settings=ZeroSettings(reduce_bucket_size=2)).device
+    # All of the parameter's gradient, since both shares reach into it, and half of it in fp64.
+    beyond_activations = items.gradients_bytes + items.buffers_bytes + items.activations_bytes
+    assert beyond_activations == 2 * 10**9 + 8 * 5 * 10**8
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=12),
+    known=st.booleans(),
+    stage=st.integers(0, 3),
+    precision=st.sampled_from(list(Precision)),
+    passes=st.integers(1, 3),
+    ranks=st.integers(1, 64),
+    more=st.integers(1, 64),
+    offload=st.booleans(),
+    # Small buckets let the step decide, those of the model's size the backward pass.
+    buckets=st.sampled_from([None, ZeroSettings(reduce_bucket_size=2)]),
+)
+def test_more_gpus_never_need_more_memory_each_but_for_padding(
+    sizes: list[int],
+    known: bool,
+    stage: int,
+    precision: Precision,
+    passes: int,
+    ranks: int,
+    more: int,
+    offload: bool,
+    buckets: ZeroSettings | None,
+) -> None:
+    total = sum(sizes)
+    # Where a share ends inside a parameter is chance: how much the gradients of stages 1 and 2 reach over.
+    model = Model(total, 2, 64, 64, tensor_sizes=tuple(sizes) if known and stage in (0, 3) else ())
+    assume(ranks > 1 or stage != 3)  # alone, a rank has nothing to gather
+    where = Offload(optimizer=offload and stage > 0)
+
+    def need(num_ranks: int) -> tuple[int, int]:
+        cluster = Cluster(1, num_ranks, 10**15, 10**15)
+        memory = rank_memory(Job(model, cluster, precision, 1, passes, 16), stage, where, buckets)
+        return memory.device.total_bytes, memory.host.total_bytes
+
+    # The whole is padded by two elements a rank at the most, a parameter by one a rank.
+    padding_bytes = 64 * (ranks + more) * (len(sizes) + 1)
+    for fewer, larger in zip(need(ranks), need(ranks + more), strict=True):
+        assert larger <= fewer + padding_bytes

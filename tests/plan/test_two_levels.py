@@ -25,6 +25,13 @@ def test_last_words_catch_soft_failures_only() -> None:
     assert plan.overhead == pytest.approx(0.03685, abs=2e-5)
 
 
+def test_a_checkpoint_in_memory_that_costs_more_than_one_on_disk_is_warned_about() -> None:
+    assert plan_two_levels(60, 60, LLAMA_3, soft_share=0.9).warning is None
+    warning = plan_two_levels(61, 60, LLAMA_3, soft_share=0.9).warning
+    assert warning is not None
+    assert "a checkpoint in memory costs 61 s, more than one on disk (60 s)" in warning
+
+
 @pytest.mark.parametrize("soft", [0, 1, -0.1, float("nan")])
 def test_a_share_of_none_or_all_is_no_second_level(soft: float) -> None:
     with pytest.raises(ToolkitError):
