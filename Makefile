@@ -78,6 +78,13 @@ test-config: $(INSTALLED)
 docs: $(INSTALLED) ## write the pages that come from the code
 	$(BIN)/python docs/generate.py
 
+.PHONY: bench
+bench: $(INSTALLED) ## measure linting and consolidating; tables go to docs/ (20 GB of disk, half an hour)
+	$(BIN)/python benchmarks/lint.py
+	@for size in 340M 1.5B; do for stage in 2 3; do for ranks in 2 8; do \
+		$(BIN)/python benchmarks/consolidate.py --size $$size --stage $$stage --ranks $$ranks || failed=1; \
+	done; done; done; exit $${failed:-0}
+
 .PHONY: corpus
 corpus: $(INSTALLED) ## compare the linter with DeepSpeed's parser on the configs of a folder: CORPUS=folder
 	@test -d "$(CORPUS)" || { echo "error: say which folder: make corpus CORPUS=path/to/configs"; exit 2; }
