@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ds_toolkit.cli.catalogue import all_rules
+from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.env.variables import REPLACED, VARIABLES
 
@@ -32,20 +32,24 @@ FAMILIES = {
     "DS72": "Environment file: variables",
     "DS75": "Hostfile",
     "DS8": "Consumers",
+    "DS9": "Checkpoints on disk",
 }
 
 
 def rules_page() -> str:
     """The manual of all rules as Markdown, with a table in front."""
     rules = list(all_rules().values())
+    num_of_lint = len(rules) - len(rules_of_checkpoints())
     lines = [
         "# Rules",
         "",
         "<!-- Written by `make docs` from the docstrings of the rules; change those. -->",
         "",
-        f"`ds-toolkit lint` knows {len(rules)} rules. Codes are permanent. `ds-toolkit explain CODE` prints",
-        "a rule's manual; `--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its",
-        "own rule, and every *Good* one is clean under all of them; the tests hold that.",
+        f"`ds-toolkit lint` knows {num_of_lint} rules, `ds-toolkit verify` {len(rules) - num_of_lint} about",
+        "checkpoints (DS9xx). Codes are permanent. `ds-toolkit explain CODE` prints a rule's manual; `lint",
+        "--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its own rule, and every",
+        "*Good* one is clean under all of them; the tests hold that. Those of DS9xx are words: the tests",
+        "damage real checkpoints for them, and find exactly that code.",
         "",
         f"What DeepSpeed knows is written down for versions {OLDEST} to {NEWEST}. On a newer one, keys that",
         "are not known here are warnings instead of errors.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ds_toolkit.checkpoint.examination import verify_checkpoint
     from ds_toolkit.config.guard_settings import GuardSettings
     from ds_toolkit.convert.consolidate import consolidate
     from ds_toolkit.errors import ToolkitError
@@ -24,6 +25,7 @@ _HOME = {
     "ToolkitError": "ds_toolkit.errors",
     "consolidate": "ds_toolkit.convert.consolidate",
     "skip_cpu_extension_builds": "ds_toolkit.resilience.cpu",
+    "verify_checkpoint": "ds_toolkit.checkpoint.examination",
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ToolkitError",
     "consolidate",
     "skip_cpu_extension_builds",
+    "verify_checkpoint",
 ]
 
 

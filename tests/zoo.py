@@ -40,6 +40,7 @@ class Case:
     zero: tuple[tuple[str, object], ...] = ()
     config: tuple[tuple[str, object], ...] = ()
     exclude_frozen: bool = False
+    seed: int = 1
 
     def ds_config(self) -> dict[str, object]:
         return {
@@ -66,6 +67,8 @@ def cases(world_size: int) -> list[Case]:
         # Here `truth.pt` is wrong: safe_get_full_fp32_param does not know the order of round_robin_gradients.
         Case("stage2-roundrobin", 2, bf16=True, zero=(("round_robin_gradients", True),)),
         Case("stage1-no-frozen", 1, exclude_frozen=True),
+        # Another run with the same settings: only its values tell.
+        Case("stage1-bf16-otherseed", 1, bf16=True, seed=2),
         Case("stage1-bf16optimizer", 1, bf16=True, config=(("data_types", {"grad_accum_dtype": "fp32"}),)),
     ]
     return plain + special
@@ -145,7 +148,7 @@ def parameter_shape(parameter: torch.Tensor) -> torch.Size:
 
 
 def make(case: Case, folder: Path) -> None:
-    torch.manual_seed(1)
+    torch.manual_seed(case.seed)
     # DeepSpeed cannot gather a parameter of no elements (stage 3), nor broadcast one of no dimensions.
     model = Model(with_empty=case.stage < 3)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -125,7 +125,8 @@ def _optimizer_ranks(
 ) -> list[OptimizerStates]:
     prefix = "bf16_" if any(file.bf16 for file in files) else ""
     ending = f"mp_rank_{mp_rank:02d}_optim_states.pt"
-    names = [f"{prefix}zero_pp_rank_{rank}_{ending}" for rank in range(model.dp_world_size)]
+    # One at a time: a damaged world size may be a number of names that no memory holds.
+    names = (f"{prefix}zero_pp_rank_{rank}_{ending}" for rank in range(model.dp_world_size))
     return [optimizer_states(tag.open(name)) for name in names]
 
 

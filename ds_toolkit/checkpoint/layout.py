@@ -83,7 +83,7 @@ def tag_folders(directory: Path) -> list[Path]:
     """Folders of a save directory that hold a checkpoint; numbers in their names sort as numbers."""
     if not directory.is_dir():
         return []
-    return sorted(filter(is_tag_folder, directory.iterdir()), key=lambda folder: _natural(folder.name))
+    return sorted(filter(is_tag_folder, directory.iterdir()), key=lambda folder: natural_order(folder.name))
 
 
 def list_tags(directory: Path) -> list[str]:
@@ -155,9 +155,13 @@ def refuse_unsupported(tag_folder: Path, files: Sequence[ShardFile]) -> None:
         )
 
 
-def unsupported(where: Path, what: str) -> ToolkitError:
+class UnsupportedLayoutError(ToolkitError):
+    """Nothing is wrong with the checkpoint as far as is known; its weights cannot be read."""
+
+
+def unsupported(where: Path, what: str) -> UnsupportedLayoutError:
     """An error that says what a checkpoint holds, when this is known and cannot be read."""
-    return ToolkitError(f"this checkpoint holds {what}; it cannot be read yet", where=where)
+    return UnsupportedLayoutError(f"this checkpoint holds {what}; it cannot be read yet", where=where)
 
 
 def _named_tag(checkpoint: Path, tag: str) -> Path:
@@ -205,6 +209,7 @@ def _what_else(directory: Path) -> str | None:
     return None
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which `step10` comes after `step9`."""
     parts = re.split(r"(\d+)", name, flags=re.ASCII)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_toolkit.checkpoint.layout import LATEST, is_tag_folder
+from ds_toolkit.checkpoint.layout import LATEST, is_tag_folder, natural_order
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ds_toolkit.checkpoint.verify import LATEST_LOST, NOT_WHOLE, UNREADABLE_FILE, verify_sizes
 from ds_toolkit.errors import ToolkitError
@@ -51,7 +51,7 @@ def survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
     """
     candidates: list[Candidate] = []
     passed_over: list[PassedOver] = []
-    for folder in _tag_folders(directory):
+    for folder in every_tag_folder(directory):
         judged = _judge(folder)
         if isinstance(judged, Candidate):
             candidates.append(judged)
@@ -65,7 +65,7 @@ def committed(directory: Path) -> list[Manifest]:
     """Manifests of the tags that ds_toolkit committed and that still have their names; their files are not
     looked at. A tag under another name is somebody's copy, and nobody's to delete."""
     manifests = []
-    for folder in _tag_folders(directory):
+    for folder in every_tag_folder(directory):
         # What cannot be read is no manifest; one that DeepSpeed alone wrote has none.
         with contextlib.suppress(ToolkitError):
             manifest = Manifest.read(folder)
@@ -74,13 +74,15 @@ def committed(directory: Path) -> list[Manifest]:
     return manifests
 
 
-def _tag_folders(directory: Path) -> list[Path]:
+def every_tag_folder(directory: Path) -> list[Path]:
+    """Folders that are tags, whole or broken; numbers in their names sort as numbers."""
     if not directory.is_dir():
         return []
-    return [folder for folder in sorted(directory.iterdir()) if _may_be_tag(folder)]
+    return sorted(filter(may_be_tag, directory.iterdir()), key=lambda folder: natural_order(folder.name))
 
 
-def _may_be_tag(folder: Path) -> bool:
+def may_be_tag(folder: Path) -> bool:
+    """Whether a folder is a tag, be it a broken one."""
     # A manifest counts too: a tag whose shards were deleted is a broken tag and not none.
     try:
         return is_tag_folder(folder) or (

@@ -28,6 +28,10 @@ _ANOTHER_COPY = "take another tag, or a copy of this file from another place"
 _SHORT_PICKLE_BYTES = 64 * 2**20
 
 
+class WrongSizeError(ToolkitError):
+    """A file is cut short, or not as long as its manifest says."""
+
+
 @dataclass(frozen=True)
 class Slice:
     """The bytes [offset_bytes, offset_bytes + num_bytes) of a file."""
@@ -156,8 +160,8 @@ def _find_pickle(members: Mapping[str, Member]) -> Member:
     return found[0]
 
 
-def _wrong_size(path: Path, size_bytes: int, should: str) -> ToolkitError:
-    return ToolkitError(
+def _wrong_size(path: Path, size_bytes: int, should: str) -> WrongSizeError:
+    return WrongSizeError(
         "a checkpoint file is truncated or of the wrong size",
         where=path,
         why=f"it has {size_bytes:,} bytes; {should}",

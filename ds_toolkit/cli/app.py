@@ -27,6 +27,8 @@ _COMMANDS = {
     "lint": ("lint", "lint"),
     "explain": ("explain", "explain"),
     "schema": ("schema", "schema"),
+    "inspect": ("inspect", "inspect"),
+    "verify": ("verify", "verify"),
     "consolidate": ("consolidate", "consolidate"),
 }
 

@@ -22,7 +22,9 @@ def rules_of_files() -> dict[str, Rule[Any]]:
 
 
 def rule_of(code: str) -> Rule[Any]:
-    """The rule of a code; for one of a configuration, nothing else is imported."""
+    """The rule of a code; for one of a configuration or a checkpoint, nothing else is imported."""
+    if code.startswith("DS9"):
+        return rules_of_checkpoints()[code]
     from ds_toolkit.config.rules import RULES as CONFIG_RULES
 
     if code in CONFIG_RULES:
@@ -36,7 +38,18 @@ def all_rules() -> dict[str, Rule[Any]]:
     """Every rule that the toolkit has, by its code, in the order of the codes."""
     from ds_toolkit.advise.rules import RULES as PLAN_RULES
 
-    return dict(sorted({**rules_of_files(), **{rule.code: rule for rule in PLAN_RULES}}.items()))
+    others = {rule.code: rule for rule in PLAN_RULES}
+    return dict(sorted({**rules_of_files(), **others, **rules_of_checkpoints()}.items()))
+
+
+@functools.cache
+def rules_of_checkpoints() -> dict[str, Rule[Any]]:
+    """What `verify` can find, by code."""
+    from ds_toolkit.checkpoint import examination as _  # noqa: F401  (registers them)
+    from ds_toolkit.checkpoint.directory_rules import DIRECTORY_RULES
+    from ds_toolkit.checkpoint.examined import TAG_RULES
+
+    return {rule.code: rule for registry in (TAG_RULES, DIRECTORY_RULES) for rule in registry}
 
 
 def rule_named(word: str) -> Rule[Any]:

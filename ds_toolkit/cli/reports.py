@@ -48,7 +48,7 @@ def report(findings: Sequence[Finding], errors: Sequence[ToolkitError], num_file
         json.dump(as_sarif(findings, errors), sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _print_text(findings, num_files)
+        print_findings(findings, f"{num_files} file{'' if num_files == 1 else 's'}")
     if errors:
         from ds_toolkit.cli.output import print_error
 
@@ -188,11 +188,11 @@ def _sentence(finding: Finding) -> str:
     return finding.message if finding.fix is None else f"{finding.message}; {finding.fix}"
 
 
-def _print_text(findings: Sequence[Finding], num_files: int) -> None:
+def print_findings(findings: Sequence[Finding], looked_at: str, lines: Sequence[str] = ()) -> None:
+    """Print findings for people, further lines, and how much was found in what (`3 files`)."""
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
     shown = [f"{count} {_plural(severity, count)}" for severity, count in counts.items() if count]
-    files = f"{num_files} file{'' if num_files == 1 else 's'}"
-    summary = f"{', '.join(shown) or 'nothing found'} in {files}"
+    summary = "\n".join([*lines, f"{', '.join(shown) or 'nothing found'} in {looked_at}"])
     if not sys.stdout.isatty():
         # What is not seen needs no colours, and starts sooner without the library that makes them.
         blocks = ["".join(text for text, _ in _block(finding)) for finding in findings]

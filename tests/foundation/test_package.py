@@ -27,6 +27,7 @@ def test_public_names() -> None:
         "ToolkitError",
         "consolidate",
         "skip_cpu_extension_builds",
+        "verify_checkpoint",
     ]
     for name in ds_toolkit.__all__:
         assert getattr(ds_toolkit, name).__doc__
@@ -41,6 +42,8 @@ def test_public_names() -> None:
         ["-m", "ds_toolkit", "gen-config", "--help"],
         ["-m", "ds_toolkit", "gen-config", "--model", "1M", "--dry-run"],
         ["-m", "ds_toolkit", "consolidate", "--help"],
+        ["-m", "ds_toolkit", "verify", "--help"],
+        ["-m", "ds_toolkit", "inspect", "--help"],
         ["-m", "ds_toolkit", "lint", EXAMPLE],
         ["-m", "ds_toolkit", "explain", "DS001"],
         ["-m", "ds_toolkit", "schema"],
