@@ -8,6 +8,8 @@ import jobs
 import pytest
 
 ZOO_SCRIPT = Path(__file__).with_name("zoo.py")
+MANY_RANKS_SCRIPT = Path(__file__).with_name("zoo_many_ranks.py")
+TP_ZOO_SCRIPT = Path(__file__).with_name("zoo_tensor_parallel.py")
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,18 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo")
     for num_ranks in (2, 3):
         jobs.run(jobs.torchrun_command(ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=250).check()
+    jobs.run([jobs.BIN / "python", MANY_RANKS_SCRIPT, folder], timeout_seconds=250).check()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tp_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tensor-parallel checkpoints by case (tests/zoo_tensor_parallel.py), made once."""
+    folder = tmp_path_factory.mktemp("tp_zoo")
+    for num_ranks in (4, 3):
+        jobs.run(
+            jobs.torchrun_command(TP_ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=250
+        ).check()
     return folder
 
 

@@ -3,8 +3,9 @@
     torchrun --nproc_per_node 2 tests/zoo.py FOLDER
 
 makes FOLDER/<case>/checkpoints (what `engine.save_checkpoint` writes), FOLDER/<case>/truth.pt (every name of
-the model's state dict, floating values in fp32, taken from the live engine before saving), and FOLDER/<case>/
-upstream.pt, what DeepSpeed's own zero_to_fp32 makes of it, where it can read the checkpoint.
+the model's state dict, floating values in fp32, taken from the live engine before saving), FOLDER/<case>/
+buffers.pt (the buffers as they are), and FOLDER/<case>/upstream.pt, what DeepSpeed's own zero_to_fp32 makes
+of it, where it can read the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
+from user_settings import Settings
 
 # DeepSpeed would build this C++ extension for the CPU; no compiler is needed without it.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 NUM_STEPS = 3
 WIDTH = 7
+# DeepSpeed's name for torch's format of before 1.6.
+OLD_FORMAT = {"checkpoint_serialization": False}
+TO_CPU = {"device": "cpu"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Case:
     zero: tuple[tuple[str, object], ...] = ()
     config: tuple[tuple[str, object], ...] = ()
     exclude_frozen: bool = False
+    odd: bool = False
     seed: int = 1
 
     def ds_config(self) -> dict[str, object]:
@@ -47,6 +53,8 @@ class Case:
             "train_micro_batch_size_per_gpu": 2,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
             "zero_optimization": {"stage": self.stage, **dict(self.zero)},
+            # Other optimizers for offloading would have to be compiled.
+            "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": self.bf16},
             **dict(self.config),
         }
@@ -67,6 +75,21 @@ def cases(world_size: int) -> list[Case]:
         # Here `truth.pt` is wrong: safe_get_full_fp32_param does not know the order of round_robin_gradients.
         Case("stage2-roundrobin", 2, bf16=True, zero=(("round_robin_gradients", True),)),
         Case("stage1-no-frozen", 1, exclude_frozen=True),
+        Case("stage2-no-frozen", 2, bf16=True, exclude_frozen=True),
+        Case("stage3-no-frozen", 3, exclude_frozen=True),
+        Case("stage1-aligned", 1, bf16=True, zero=(("parameter_alignment", True),)),
+        Case("stage2-elastic", 2, zero=(("elastic_checkpoint", True),)),
+        Case("stage1-offload", 1, bf16=True, zero=(("offload_optimizer", TO_CPU),)),
+        Case("stage2-offload", 2, zero=(("offload_optimizer", TO_CPU),)),
+        Case("stage3-offload", 3, bf16=True, zero=(("offload_optimizer", TO_CPU), ("offload_param", TO_CPU))),
+        Case("stage3-hpz", 3, bf16=True, zero=(("zero_hpz_partition_size", 2),)),
+        Case("stage0-odd-fp32", 0, odd=True),
+        Case("stage0-odd-bf16", 0, bf16=True, odd=True),
+        Case("stage1-odd-bf16", 1, bf16=True, odd=True),
+        Case("stage2-odd-fp32", 2, odd=True),
+        Case("stage3-odd-bf16", 3, bf16=True, odd=True),
+        Case("stage2-oldformat", 2, bf16=True, config=(("checkpoint", OLD_FORMAT),)),
+        Case("stage3-oldformat", 3, config=(("checkpoint", OLD_FORMAT),)),
         # Another run with the same settings: only its values tell.
         Case("stage1-bf16-otherseed", 1, bf16=True, seed=2),
         Case("stage1-bf16optimizer", 1, bf16=True, config=(("data_types", {"grad_accum_dtype": "fp32"}),)),
@@ -115,6 +138,32 @@ class Model(nn.Module):
         return self.head(self.down(torch.tanh(self.frozen(hidden))))
 
 
+class OddModel(nn.Module):
+    """A convolution, and buffers of any type and order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 2)
+        self.head = nn.Linear(4, 13)
+        for name, buffer in {
+            "doubles": torch.randn(3, dtype=torch.float64),
+            "halves": torch.randn(3).half(),
+            "number": torch.tensor(7),
+            "small": torch.tensor([-3, 4], dtype=torch.int8),
+            "flags": torch.tensor([True, False]),
+            "wave": torch.randn(2, dtype=torch.complex64),
+            "quantized": torch.randn(5).to(torch.float8_e4m3fn),
+            "image": torch.randn(1, 2, 3, 3).to(memory_format=torch.channels_last),
+            "nothing": torch.zeros(0, 2),
+        }.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        pixels = tokens[:, None, None, None].to(self.head.weight.dtype)
+        hidden = self.conv(pixels.expand(-1, 3, 2, 2)).flatten(1)
+        return self.head(torch.tanh(hidden))
+
+
 def full_weights(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
     """What the checkpoint must give back: fp32 weights, and buffers (floating ones in fp32)."""
     masters = stage0_masters(engine)
@@ -130,7 +179,8 @@ def full_weights(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
                 full = parameter.detach()
         weights[name] = full.detach().float().clone().reshape(parameter_shape(parameter))
     for name, buffer in engine.module.named_buffers():
-        weights[name] = buffer.float().clone() if buffer.is_floating_point() else buffer.clone()
+        is_converted = buffer.is_floating_point() and buffer.element_size() > 1
+        weights[name] = buffer.float().clone() if is_converted else buffer.clone()
     return weights
 
 
@@ -149,8 +199,11 @@ def parameter_shape(parameter: torch.Tensor) -> torch.Size:
 
 def make(case: Case, folder: Path) -> None:
     torch.manual_seed(case.seed)
-    # DeepSpeed cannot gather a parameter of no elements (stage 3), nor broadcast one of no dimensions.
-    model = Model(with_empty=case.stage < 3)
+    if case.odd:
+        model: nn.Module = OddModel()
+    else:
+        # DeepSpeed cannot gather a parameter of no elements (stage 3), nor broadcast one of no dimensions.
+        model = Model(with_empty=case.stage < 3)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Not the order of the model, so that nothing can depend on it.
     groups = [
@@ -158,6 +211,9 @@ def make(case: Case, folder: Path) -> None:
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": 0.1},
     ]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=groups, config=case.ds_config())
+    if case.stage == 0:
+        # What lies in another order from the beginning cannot be broadcast.
+        engine.module.to(memory_format=torch.channels_last)
     generator = torch.Generator().manual_seed(100 + dist.get_rank())
     for _ in range(NUM_STEPS):
         tokens = torch.randint(0, 13, (8,), generator=generator)
@@ -165,14 +221,16 @@ def make(case: Case, folder: Path) -> None:
         engine.backward(loss)
         engine.step()
     weights = full_weights(engine)
+    buffers = {name: buffer.clone() for name, buffer in engine.module.named_buffers()}
     engine.save_checkpoint(
         str(folder / "checkpoints"),
-        client_state={"note": "ours", "path": Path("of/a/user")},
+        client_state={"note": "ours", "path": Path("of/a/user"), "settings": Settings(seed=1)},
         exclude_frozen_parameters=case.exclude_frozen,
     )
     if dist.get_rank() == 0:
         torch.save(weights, folder / "truth.pt")
-        if case.stage > 0 and not isinstance(engine.optimizer, BF16_Optimizer):
+        torch.save(buffers, folder / "buffers.pt")
+        if case.stage > 0 and not isinstance(engine.optimizer, BF16_Optimizer) and not case.config:
             upstream = get_fp32_state_dict_from_zero_checkpoint(str(folder / "checkpoints"))
             torch.save(dict(upstream), folder / "upstream.pt")
     engine.destroy()

@@ -5,6 +5,7 @@ Its data-parallel ranks share it as ZeRO splits it. A model that is not split ot
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, shard_files
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ds_toolkit.checkpoint.older_versions import shapes_by_group
 from ds_toolkit.checkpoint.partitions import (
     Placed,
     flat_group_parameters,
@@ -25,6 +27,7 @@ from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates, model_sta
 from ds_toolkit.checkpoint.tensors import (
     Block,
     Part,
+    Replica,
     Role,
     StoredTensor,
     UnnamedTensor,
@@ -86,13 +89,18 @@ class Cell:
     aliases: Mapping[str, str]
     names: tuple[str, ...]
     unnamed_masters: tuple[tuple[UnnamedTensor, ...], ...] = ()
+    replicas: tuple[Replica, ...] = ()
 
 
-def read_cell(tag: TagFiles, mp_rank: int = 0) -> Cell:
+def read_cell(tag: TagFiles, mp_rank: int = 0, shared: Mapping[str, str] | None = None) -> Cell:
     """The map of one cell's weights.
 
     Every tensor's slices are proven to add up to its shape, all shards to be of one step, and their number
     to be the data-parallel world size.
+
+    Args:
+        shared: further names of tied weights, where a model states file of this cell does not list them:
+            DeepSpeed's global rank 0 alone does.
 
     Raises:
         ToolkitError: a file is missing, damaged, or does not belong to the others.
@@ -109,6 +117,9 @@ def read_cell(tag: TagFiles, mp_rank: int = 0) -> Cell:
             why=f"it is of step {first.step}, and the tag was committed at step {tag.manifest.step}",
             fix="take another tag, or bring the file back",
         )
+    if not first.dp_world_size:
+        # Very old files do not say it; then there are as many ranks as files.
+        first = dataclasses.replace(first, dp_world_size=max(len(optimizer_files), 1))
     if not optimizer_files and not split and not first.group_shapes:
         return _stage0_cell(first)
     ranks = _optimizer_ranks(tag, first, mp_rank, optimizer_files)
@@ -117,14 +128,17 @@ def read_cell(tag: TagFiles, mp_rank: int = 0) -> Cell:
         others = range(1, first.dp_world_size)
         models += [model_states(tag.open(f"zero_pp_rank_{rank}_{model_name}")) for rank in others]
     _check_agreement(models, ranks, files)
-    return _zero_cell(models, ranks)
+    models[0] = dataclasses.replace(first, group_shapes=shapes_by_group(first, ranks))
+    return _zero_cell(models, ranks, first.shared or shared or {})
 
 
 def _optimizer_ranks(
     tag: TagFiles, model: ModelStates, mp_rank: int, files: Sequence[ShardFile]
 ) -> list[OptimizerStates]:
     prefix = "bf16_" if any(file.bf16 for file in files) else ""
-    ending = f"mp_rank_{mp_rank:02d}_optim_states.pt"
+    # Version 0.4 wrote no underscore before `optim`.
+    is_old = any(not file.path.name.endswith("_optim_states.pt") for file in files)
+    ending = f"mp_rank_{mp_rank:02d}{'' if is_old else '_'}optim_states.pt"
     # One at a time: a damaged world size may be a number of names that no memory holds.
     names = (f"{prefix}zero_pp_rank_{rank}_{ending}" for rank in range(model.dp_world_size))
     return [optimizer_states(tag.open(name)) for name in names]
@@ -146,7 +160,8 @@ def _check_agreement(
             )
     for model in models:
         _agree(model.shard, "step", models[0].step, model.step)
-        _agree(model.shard, "data-parallel world size", models[0].dp_world_size, model.dp_world_size)
+        if model.dp_world_size:
+            _agree(model.shard, "data-parallel world size", models[0].dp_world_size, model.dp_world_size)
     for rank in ranks:
         _agree(rank.shard, "ZeRO stage", ranks[0].zero_stage, rank.zero_stage)
         if None not in (rank.step, ranks[0].step):
@@ -167,7 +182,9 @@ def _agree(shard: Shard, what: str, expected: object, found: object) -> None:
         )
 
 
-def _zero_cell(models: Sequence[ModelStates], ranks: Sequence[OptimizerStates]) -> Cell:
+def _zero_cell(
+    models: Sequence[ModelStates], ranks: Sequence[OptimizerStates], shared: Mapping[str, str]
+) -> Cell:
     model, stage = models[0], ranks[0].zero_stage
     split = partitioned_parameters(model, ranks) if stage == 3 else flat_group_parameters(model, ranks)
     tensors = {placed[0]: _stored(model, placed, Role.TRAINED) for placed in split}
@@ -175,11 +192,20 @@ def _zero_cell(models: Sequence[ModelStates], ranks: Sequence[OptimizerStates]) 
         tensors[placed[0]] = _stored(model, placed, Role.FROZEN)
     aliases = {
         alias: name
-        for alias, name in model.shared.items()
+        for alias, name in shared.items()
         if name in tensors and alias not in tensors and tensors[name].num_elements
+    }
+    by_place = {
+        model.module[name]: name
+        for name in tensors
+        if name in model.module and model.module[name].num_elements
     }
     for name, record in model.module.items():
         if name in tensors or name in aliases:
+            continue
+        if record in by_place:
+            # Versions that list no tied weights, and all files but the first rank's.
+            aliases[name] = by_place[record]
             continue
         role = Role.BUFFER if name in model.buffer_names else Role.FROZEN
         if stage == 3 and role is Role.FROZEN:

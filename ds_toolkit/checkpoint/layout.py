@@ -28,7 +28,8 @@ class ShardKind(Enum):
 _PATTERNS = (
     (ShardKind.MODEL, r"mp_rank_(?P<mp>\d+)_model_states\.pt"),
     (ShardKind.MODEL, r"zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt"),
-    (ShardKind.OPTIMIZER, r"(?P<bf16>bf16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt"),
+    # Version 0.4 wrote no underscore before `optim`.
+    (ShardKind.OPTIMIZER, r"(?P<bf16>bf16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_?optim_states\.pt"),
     (ShardKind.EXPERT, r"(?:layer_\d+_)?expert_\d+_mp_rank_(?P<mp>\d+)_model_states\.pt"),
     (ShardKind.EXPERT, r"expp_rank_\d+_mp_rank_(?P<mp>\d+)_optim_states\.pt"),
     (ShardKind.LAYER, r"layer_\d+(?:-model_(?P<mp>\d+))?-model_states\.pt"),
@@ -146,9 +147,6 @@ def refuse_unsupported(tag_folder: Path, files: Sequence[ShardFile]) -> None:
     ):
         if any(file.kind is kind for file in files):
             raise unsupported(tag_folder, what)
-    num_cells = len({file.mp_rank for file in files})
-    if num_cells > 1:
-        raise unsupported(tag_folder, f"a model split {num_cells} ways by tensor or pipeline parallelism")
     if not any(file.kind is ShardKind.MODEL for file in files):
         raise ToolkitError(
             "a checkpoint has no model states", where=tag_folder, why="no *_model_states.pt is there"

@@ -13,10 +13,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from ds_toolkit.checkpoint.dtypes import DType
+from ds_toolkit.checkpoint.layout import unsupported
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Shard, Slice
 from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates
 from ds_toolkit.errors import ToolkitError
+
+# Where DeepSpeed copies the swap files of its NVMe offloading (runtime/engine.py, `save_checkpoint`).
+OFFLOADED = "offloaded_tensors"
 
 
 class FlatVector:
@@ -95,6 +99,11 @@ def partitioned_parameters(model: ModelStates, ranks: Sequence[OptimizerStates])
         for group in rank.groups:
             vector.add(start, rank.shard, group, "a flat fp32 sub-group")
             start += group.num_elements
+        if start < num_needed and (rank.shard.path.parent / OFFLOADED).is_dir():
+            # Sub-groups that were offloaded have no elements in the shard, and their files tell no names.
+            raise unsupported(
+                rank.shard.path, f"fp32 weights offloaded to NVMe, as swap files in {OFFLOADED}"
+            )
         if start != num_needed:
             raise wrong_count(rank.shard, f"{start} fp32 weights", num_needed)
         vectors.append(vector)
@@ -144,8 +153,8 @@ def _gather(vectors: Sequence[FlatVector], start: int, num_part: int, num_elemen
 
 def _check_group_counts(model: ModelStates, ranks: Sequence[OptimizerStates]) -> None:
     for rank in ranks:
-        if len(rank.groups) != len(model.group_shapes):
-            found = f"{len(rank.groups)} groups of parameters"
+        if rank.num_groups != len(model.group_shapes):
+            found = f"{rank.num_groups} groups of parameters"
             raise wrong_count(rank.shard, found, len(model.group_shapes))
 
 
@@ -160,20 +169,46 @@ def _alignment_paddings(rank: OptimizerStates, index: int, num_parameters: int) 
 def _joined_group(ranks: Sequence[OptimizerStates], index: int, num_needed: int) -> FlatVector:
     """The ranks' parts of one group end to end; padding is cut off its end, which can empty several ranks."""
     first = ranks[0]
+    if first.sub_partitions:
+        return _joined_sub_partitions(ranks, index, num_needed)
     num_part = first.groups[index].num_elements + _padding(first, index)
     vector = FlatVector(first.groups[index].dtype)
     for position, rank in enumerate(ranks):
         start = position * num_part
         part = rank.groups[index]
         num_expected = min(max(num_needed - start, 0), num_part)
-        # Versions of DeepSpeed that do not say how much padding they cut off cut off none.
-        if part.num_elements != (num_expected if rank.group_paddings else num_part):
+        # Versions of DeepSpeed that do not say how much padding they cut off cut off all or none.
+        allowed = (num_expected,) if rank.group_paddings else (num_part, num_expected)
+        if part.num_elements not in allowed:
             found = f"{part.num_elements} fp32 weights of group {index}"
             raise wrong_count(rank.shard, found, num_expected)
         vector.add(start, rank.shard, part, f"flat fp32 group {index}")
     if num_part * len(ranks) < num_needed:
         found = f"parts of {num_part} fp32 weights of group {index} for {len(ranks)} ranks"
         raise wrong_count(first.shard, found, num_needed)
+    return vector
+
+
+def _joined_sub_partitions(ranks: Sequence[OptimizerStates], index: int, num_needed: int) -> FlatVector:
+    """A group as stage 1 split it in DeepSpeed 0.4 (runtime/zero/stage1.py).
+
+    The group was cut into equal pieces, which went to the ranks in turn; padding may be cut off its end.
+    """
+    first = ranks[0].sub_partitions[index]
+    num_part = max(part.num_elements for part in first)
+    vector = FlatVector(first[0].dtype)
+    for turn in range(len(first)):
+        for position, rank in enumerate(ranks):
+            start = (turn * len(ranks) + position) * num_part
+            num_expected = min(max(num_needed - start, 0), num_part)
+            parts = rank.sub_partitions[index] if index < len(rank.sub_partitions) else ()
+            if len(parts) != len(first) or parts[turn].num_elements not in (num_expected, num_part):
+                found = f"another number of fp32 weights in sub-partition {turn} of group {index}"
+                raise wrong_count(rank.shard, found, num_expected)
+            vector.add(start, rank.shard, parts[turn], f"sub-partition {turn} of fp32 group {index}")
+    if num_part * len(first) * len(ranks) < num_needed:
+        found = f"{len(first)} parts of {num_part} fp32 weights of group {index} for {len(ranks)} ranks"
+        raise wrong_count(ranks[0].shard, found, num_needed)
     return vector
 
 

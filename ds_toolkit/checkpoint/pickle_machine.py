@@ -20,6 +20,10 @@ class MalformedPickleError(Exception):
     """The bytes are not a pickle that torch could have written; the text says why."""
 
 
+class TruncatedPickleError(MalformedPickleError):
+    """The bytes end before the pickle does."""
+
+
 class _Mark:
     pass
 
@@ -36,27 +40,30 @@ class PickleMachine:
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
     copied_items: int = 0
+    storages: dict[str, StorageRecord] = field(default_factory=dict)
+    result: Any = None
 
-    def run(self, opcodes: dict[int, Opcode]) -> Any:
-        """What stands on the stack at the end."""
+    def run(self, opcodes: dict[int, Opcode]) -> None:
+        """Read to the pickle's end; what stands on the stack then is `result`."""
         data, end = self.data, len(self.data)
         while self.position < end:
             code = data[self.position]
             self.position += 1
             if code == _STOP:
-                return self.pop()
+                self.result = self.pop()
+                return
             opcode = opcodes.get(code)
             if opcode is None:
                 raise MalformedPickleError(f"opcode {code:#04x} at byte {self.position - 1} is not allowed")
             opcode(self)
-        raise MalformedPickleError("it has no end")
+        raise TruncatedPickleError("it has no end")
 
     # Reading arguments.
 
     def take(self, count: int) -> bytes:
         start = self.position
         if count < 0 or count > len(self.data) - start:
-            raise MalformedPickleError(f"{count} bytes are wanted at byte {start}, and it ends before")
+            raise TruncatedPickleError(f"{count} bytes are wanted at byte {start}, and it ends before")
         self.position = start + count
         return self.data[start : self.position]
 
@@ -67,7 +74,7 @@ class PickleMachine:
     def line(self) -> str:
         end = self.data.find(b"\n", self.position)
         if end < 0:
-            raise MalformedPickleError("a line has no end")
+            raise TruncatedPickleError("a line has no end")
         text = self.data[self.position : end]
         self.position = end + 1
         return text.decode("utf-8", errors="surrogateescape")
@@ -146,14 +153,24 @@ class PickleMachine:
             target.state = state
 
     def persistent(self, identity: Any) -> None:
-        # torch/serialization.py, `persistent_id`: ("storage", class, key, device, number of elements).
-        kind, storage_class, key, _, num_elements = identity
+        # torch/serialization.py, `persistent_id`: ("storage", class, key, device, number of elements). The
+        # format before 1.6 adds a view of these elements (key, first, number) or None, and writes a class of
+        # modules as ("module", class, file, source).
+        kind, storage_class, key, _, *rest = identity
+        if kind == "module":
+            self.stack.append(storage_class)
+            return
+        num_elements, view = rest if len(rest) == 2 else (*rest, None)
         if kind != "storage" or not isinstance(storage_class, Global | DType) or not isinstance(key, str):
             raise MalformedPickleError(f"a persistent reference of kind {kind!r} is not torch's")
         dtype = storage_class if isinstance(storage_class, DType) else _storage_dtype(storage_class)
-        if not isinstance(num_elements, int) or num_elements < 0:
-            raise MalformedPickleError("a storage has no size")
-        self.stack.append(StorageRecord(dtype, key, num_elements))
+        _, first, num_viewed = view if view is not None else (None, 0, num_elements)
+        numbers = (num_elements, first, num_viewed)
+        if not all(isinstance(n, int) and n >= 0 for n in numbers) or first + num_viewed > num_elements:
+            raise MalformedPickleError("a storage has no proper size")
+        storage = StorageRecord(dtype, key, num_elements, first, num_viewed)
+        self.storages.setdefault(key, storage)
+        self.stack.append(storage)
 
 
 def _storage_dtype(name: Global) -> DType:

@@ -40,11 +40,16 @@ class Inert:
 
 @dataclass(frozen=True)
 class StorageRecord:
-    """A storage: the member `data/<key>` of the archive, holding `num_elements` of `dtype`."""
+    """A storage: the member `data/<key>` of the archive, holding `num_elements` of `dtype`.
+
+    The format before torch 1.6 knows views of storages: `num_viewed` elements from element `first` on.
+    """
 
     dtype: DType
     key: str
     num_elements: int
+    first: int
+    num_viewed: int
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def _checked(dtype: DType, shape: Any, strides: Any, storage: StorageRecord, off
         raise ValueError("a tensor has no proper shape")
     record = TensorRecord(dtype, shape, strides, storage, offset)
     if record.num_elements:
-        available_bytes = storage.num_elements * storage.dtype.size_bytes
+        available_bytes = storage.num_viewed * storage.dtype.size_bytes
         if (offset + record.num_spanned) * dtype.size_bytes > available_bytes:
             raise ValueError(
                 f"a tensor of shape {shape} reaches beyond its storage of {available_bytes} bytes"

@@ -1,7 +1,8 @@
 """One file of a checkpoint: its structure as plain data, and the byte range of every tensor in it.
 
 Format: what `torch.save` writes (torch/serialization.py, `_save`): an uncompressed zip archive with the
-members `<root>/data.pkl`, `<root>/byteorder` and one `<root>/data/<key>` for each storage.
+members `<root>/data.pkl`, `<root>/byteorder` and one `<root>/data/<key>` for each storage. `legacy` reads the
+format of torch before 1.6.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_toolkit.checkpoint.legacy import is_legacy, read_legacy
 from ds_toolkit.checkpoint.reductions import StorageRecord, TensorRecord
 from ds_toolkit.checkpoint.unpickle import MAX_PICKLE_BYTES, unpickle
 from ds_toolkit.checkpoint.ziparchive import (
@@ -85,7 +87,8 @@ class Shard:
                 fix=_ANOTHER_COPY,
             )
         item_bytes = tensor.dtype.size_bytes
-        offset_bytes = member.data_offset + tensor.storage_offset * item_bytes
+        first_bytes = tensor.storage.first * tensor.storage.dtype.size_bytes
+        offset_bytes = member.data_offset + first_bytes + tensor.storage_offset * item_bytes
         return Slice(self.path, offset_bytes, tensor.num_spanned * item_bytes)
 
     def read(self, tensor: TensorRecord) -> bytes:
@@ -103,7 +106,7 @@ def open_shard(path: Path, expected_size_bytes: int | None = None) -> Shard:
         expected_size_bytes: what the tag's manifest says, if there is one.
 
     Raises:
-        ToolkitError: the file is missing, cut short, damaged, or no zip archive of `torch.save`.
+        ToolkitError: the file is missing, cut short, damaged, or no file of `torch.save`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -123,6 +126,9 @@ def _read_shard(descriptor: int, path: Path, expected_size_bytes: int | None) ->
     size_bytes = os.fstat(descriptor).st_size
     if expected_size_bytes is not None and size_bytes != expected_size_bytes:
         raise _wrong_size(path, size_bytes, f"its manifest says {expected_size_bytes:,}")
+    if is_legacy(descriptor):
+        root, storages = read_legacy(descriptor, path)
+        return Shard(path, size_bytes, root, storages)
     try:
         members = read_members(descriptor)
         pickled = _find_pickle(members)
@@ -133,7 +139,9 @@ def _read_shard(descriptor: int, path: Path, expected_size_bytes: int | None) ->
             should = f"its tensors alone need {least_bytes:,}"
         raise _wrong_size(path, size_bytes, should) from None
     except MalformedArchiveError as error:
-        raise _not_readable(descriptor, path, str(error)) from error
+        raise ToolkitError(
+            "a checkpoint file cannot be read", where=path, why=str(error), fix=_ANOTHER_COPY
+        ) from error
     root_name = pickled.name.removesuffix("data.pkl")
     byte_order = members.get(f"{root_name}byteorder")
     if byte_order is not None and os.pread(descriptor, 6, byte_order.data_offset) != b"little":
@@ -167,18 +175,6 @@ def _wrong_size(path: Path, size_bytes: int, should: str) -> WrongSizeError:
         why=f"it has {size_bytes:,} bytes; {should}",
         fix=_ANOTHER_COPY,
     )
-
-
-def _not_readable(descriptor: int, path: Path, why: str) -> ToolkitError:
-    if os.pread(descriptor, 1, 0) == b"\x80":
-        # The legacy format of torch.save begins with a pickle.
-        return ToolkitError(
-            "a checkpoint file has torch's old format, which is not supported",
-            where=path,
-            why="it was saved with checkpoint_serialization false, or by torch before 1.6",
-            fix="load it with torch.load in a place you trust, and save it again with torch.save",
-        )
-    return ToolkitError("a checkpoint file cannot be read", where=path, why=why, fix=_ANOTHER_COPY)
 
 
 def _least_size_bytes(descriptor: int, size_bytes: int) -> int | None:

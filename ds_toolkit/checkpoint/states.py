@@ -23,6 +23,8 @@ class ModelStates:
 
     `group_shapes` holds the optimized parameters, a mapping a group, in the order in which they lie in the
     flat groups (stage 0: empty). At stage 3 the tensors of `module` are empty placeholders, buffers excepted.
+    `universal_info` says how tensor parallelism split the tensors, if anything does. `dp_world_size` is 0
+    where the file does not say it.
     """
 
     shard: Shard
@@ -38,6 +40,7 @@ class ModelStates:
     dp_world_size: int
     mp_world_size: int
     ds_version: str | None
+    universal_info: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class OptimizerStates:
 
     `group_paddings` counts the elements at the end of each group that were cut off before saving;
     `alignment_paddings` those that follow each parameter. `step` is the base optimizer's, where it has one.
+    Stage 1 of DeepSpeed 0.4 has `sub_partitions` of each group in place of `groups`; that version keeps
+    `group_shapes` here, those of all groups as one.
     """
 
     shard: Shard
@@ -55,6 +60,13 @@ class OptimizerStates:
     group_paddings: tuple[int, ...]
     alignment_paddings: tuple[tuple[int, ...], ...] | None
     step: float | None
+    sub_partitions: tuple[tuple[TensorRecord, ...], ...] = ()
+    group_shapes: tuple[Shapes, ...] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of parameters (stage 3: sub-groups)."""
+        return len(self.groups) or len(self.sub_partitions)
 
 
 def model_states(shard: Shard) -> ModelStates:
@@ -64,7 +76,7 @@ def model_states(shard: Shard) -> ModelStates:
         ToolkitError: the file holds something else, or a layout that is not supported, which is then named.
     """
     root = Fields(shard, shard.root)
-    if "module" not in root or "dp_world_size" not in root:
+    if "module" not in root:
         raise unexpected(shard, "it holds no model states of DeepSpeed")
     if root.get("module") is None:
         raise unsupported(shard.path, "a pipeline model, whose weights lie in layer files")
@@ -91,9 +103,10 @@ def model_states(shard: Shard) -> ModelStates:
         shared=root.aliases("shared_params"),
         optimizer=optimizer if isinstance(optimizer := root.get("optimizer"), dict) else {},
         step=root.number("global_steps"),
-        dp_world_size=root.number("dp_world_size"),
+        dp_world_size=root.number("dp_world_size", default=0),
         mp_world_size=root.number("mp_world_size", default=1),
         ds_version=version if isinstance(version, str) and version else None,
+        universal_info=root.mapping("universal_checkpoint_info").value,
     )
 
 
@@ -107,19 +120,24 @@ def optimizer_states(shard: Shard) -> OptimizerStates:
     # BF16_Optimizer (bf16 with grad_accum_dtype fp32, pipelines) says no stage and splits as stage 1 does,
     # but leaves the padding at the end of each group where it is.
     is_bf16_optimizer = "zero_stage" not in state and "single_partition_of_fp32_groups" in state
-    if "zero_stage" not in state and not is_bf16_optimizer:
+    is_old_stage_1 = "local_sub_partitions_of_fp32_groups" in state
+    if "zero_stage" not in state and not is_bf16_optimizer and not is_old_stage_1:
         raise unexpected(shard, "it holds no states of a ZeRO optimizer")
-    stage = 1 if is_bf16_optimizer else _stage(shard, state.get("zero_stage"))
+    stage = 1 if is_bf16_optimizer or is_old_stage_1 else _stage(shard, state.get("zero_stage"))
     flat = state.get("fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups")
     base = state.get("optimizer_state_dict" if stage == 3 else "base_optimizer_state")
     return OptimizerStates(
         shard=shard,
         zero_stage=stage,
         partition_counts=state.numbers("partition_count"),
-        groups=_flat_groups(shard, flat),
+        groups=() if is_old_stage_1 else _flat_groups(shard, flat),
         group_paddings=() if is_bf16_optimizer else state.numbers("group_paddings"),
         alignment_paddings=state.rows_of_numbers("param_alignment_paddings") or None,
         step=_optimizer_step(shard, base),
+        sub_partitions=tuple(
+            _flat_groups(shard, group) for group in state.items("local_sub_partitions_of_fp32_groups")
+        ),
+        group_shapes=Fields(shard, shard.root).rows_of_shapes("param_shapes"),
     )
 
 

@@ -147,9 +147,17 @@ class StoredTensor:
         """Whether its elements are those of `slices` end to end, in row-major order."""
         return all(part.blocks is None for part in self.parts)
 
-    def moved_to(self, dtype: DType, place: Slice, blocks: tuple[Block, ...] | None = None) -> StoredTensor:
-        """The same tensor with its elements elsewhere."""
-        return dataclasses.replace(self, dtype=dtype, parts=(Part((place,), blocks),))
+
+@dataclass(frozen=True)
+class Replica:
+    """What another rank has of elements that were taken from `kept`; both should be equal, bit for bit.
+
+    `if_different` says why the checkpoint cannot be read if they are not; without it `kept` is taken.
+    """
+
+    kept: StoredTensor
+    other: StoredTensor
+    if_different: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,7 @@ class CheckpointMap:
         dp_world_size, tp_world_size, pp_world_size: ranks that share a batch, a tensor, the layers.
         unnamed_masters: stage 0 in 16 bits only: fp32 weights by optimizer group. `tensors` then holds the
             16-bit weights.
+        replicas: what further ranks have of the same weights.
         left_out: entries of the model's state dict that are no tensors (`_extra_state` of some modules).
         notes: what a reader should know of how the map was made.
     """
@@ -194,5 +203,6 @@ class CheckpointMap:
     tp_world_size: int = 1
     pp_world_size: int = 1
     unnamed_masters: tuple[tuple[UnnamedTensor, ...], ...] = ()
+    replicas: tuple[Replica, ...] = ()
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

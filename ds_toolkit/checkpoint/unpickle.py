@@ -39,26 +39,32 @@ def unpickle(data: bytes, where: str) -> Any:
     if len(data) > MAX_PICKLE_BYTES:
         raise ToolkitError("a checkpoint file's structure is absurdly large", where=where)
     try:
-        return PickleMachine(data).run(_OPCODES)
-    except (
-        MalformedPickleError,
-        IndexError,
-        KeyError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        struct.error,
-    ) as error:
+        return run_pickle(data).result
+    except MalformedPickleError as error:
         raise ToolkitError(
             "a checkpoint file cannot be read",
             where=where,
-            why=f"its pickle is damaged: {_first_line(error)}",
+            why=f"its pickle is damaged: {error}",
             fix="take another tag, or a copy of this file from another place",
         ) from error
 
 
+def run_pickle(data: bytes, position: int = 0) -> PickleMachine:
+    """The machine that has read the pickle which begins there: `result`, `storages`, the `position` after it.
+
+    Raises:
+        MalformedPickleError: it is no pickle, or is damaged (`TruncatedPickleError`: `data` ends before it).
+    """
+    machine = PickleMachine(data, position)
+    try:
+        machine.run(_OPCODES)
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
+        raise MalformedPickleError(_first_line(error)) from error
+    return machine
+
+
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200].removeprefix("MalformedPickleError: ")
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _long(raw: bytes) -> int:

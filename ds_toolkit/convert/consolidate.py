@@ -22,7 +22,8 @@ from ds_toolkit.convert.copying import (
     free_space_bytes,
 )
 from ds_toolkit.convert.gathering import Gather
-from ds_toolkit.convert.integrity import SourceCrcs
+from ds_toolkit.convert.integrity import SourceCrcs, num_without_checksums
+from ds_toolkit.convert.replicas import check_replicas
 from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
 from ds_toolkit.convert.writers.bin import BinWriter
 from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
@@ -108,6 +109,7 @@ def consolidate(
     needed_bytes = sum(output.num_bytes for output in outputs)
     if needed_bytes > free_space_bytes(out.resolve().parent):
         raise disk_full(out, needed_bytes)
+    notes = (*weights.notes, *check_replicas(weights.replicas), *_notes(weights))
     num_bytes = _write(out, writer, weights, outputs, progress)
     return Consolidated(
         output=out,
@@ -125,7 +127,7 @@ def consolidate(
         num_bytes=num_bytes,
         seconds=time.perf_counter() - started,
         aliases=dict(weights.aliases),
-        notes=tuple(_notes(weights)),
+        notes=notes,
     )
 
 
@@ -226,6 +228,9 @@ def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) 
 
 
 def _notes(weights: CheckpointMap) -> Iterator[str]:
+    num_unchecked = num_without_checksums(weights.shards)
+    if num_unchecked:
+        yield f"{num_unchecked} files have torch's old format, which has no checksums to compare"
     if weights.unnamed_masters:
         count = sum(map(len, weights.unnamed_masters))
         yield (

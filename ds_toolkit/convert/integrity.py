@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ds_toolkit.checkpoint.legacy import is_legacy_file
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.ziparchive import Member, read_members
 from ds_toolkit.convert.crc32 import combined
@@ -82,7 +83,14 @@ class SourceCrcs:
             )
 
 
+def num_without_checksums(paths: Iterable[Path]) -> int:
+    """How many of the files have torch's old format, which holds no checksums to compare."""
+    return sum(is_legacy_file(path) for path in paths)
+
+
 def _members_at(path: Path, offsets: set[int]) -> list[Member]:
+    if is_legacy_file(path):
+        return []
     descriptor = os.open(path, os.O_RDONLY)
     try:
         members = sorted(read_members(descriptor).values(), key=lambda member: member.data_offset)

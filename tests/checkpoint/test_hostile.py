@@ -174,6 +174,9 @@ def test_flipped_bytes_are_noticed_or_do_not_matter(zoo: Path, tmp_path: Path, s
         except ToolkitError:
             num_errors += 1
         else:
+            # Only torch's old format has no checksums that would notice.
+            if "oldformat" in case:
+                continue
             consolidate(original, tmp_path / "truth.safetensors", force=True)
             written = [(tmp_path / stem).read_bytes() for stem in ("model.safetensors", "truth.safetensors")]
             assert written[0] == written[1], (case, name)

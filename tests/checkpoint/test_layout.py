@@ -163,7 +163,6 @@ def test_a_named_tag_that_is_not_there(tmp_path: Path, tag: str) -> None:
     [
         ((MODEL_FILE, "layer_00-model_states.pt"), "a pipeline model"),
         ((MODEL_FILE, "layer_0_expert_0_mp_rank_00_model_states.pt"), "a mixture of experts"),
-        ((MODEL_FILE, "mp_rank_01_model_states.pt"), "split 2 ways"),
         (("zero_pp_rank_0_mp_rank_00_optim_states.pt",), "no model states"),
     ],
 )

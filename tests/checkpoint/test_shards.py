@@ -224,12 +224,6 @@ def test_ten_thousand_members_are_read(tmp_path: Path) -> None:
     assert shard.locate(shard.root[9_999]).num_bytes == 4
 
 
-def test_the_old_format_is_named(tmp_path: Path) -> None:
-    torch.save({"weight": torch.zeros(3)}, tmp_path / "shard.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(ToolkitError, match="torch's old format"):
-        open_shard(tmp_path / "shard.pt")
-
-
 def test_big_endian_files_are_refused(tmp_path: Path) -> None:
     path = hand_made(tmp_path / "shard.pt", [("a/data.pkl", pickle.dumps(1, 2)), ("a/byteorder", b"big")])
     with pytest.raises(ToolkitError, match="big-endian"):
