@@ -8,6 +8,7 @@ import jobs
 import pytest
 
 ZOO_SCRIPT = Path(__file__).with_name("zoo.py")
+LAYOUTS_ZOO_SCRIPT = Path(__file__).with_name("zoo_layouts.py")
 MANY_RANKS_SCRIPT = Path(__file__).with_name("zoo_many_ranks.py")
 TP_ZOO_SCRIPT = Path(__file__).with_name("zoo_tensor_parallel.py")
 
@@ -30,6 +31,16 @@ def tp_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs.run(
             jobs.torchrun_command(TP_ZOO_SCRIPT, folder, num_ranks=num_ranks), timeout_seconds=250
         ).check()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def layouts_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pipelines and mixtures of experts by case (tests/zoo_layouts.py), made once."""
+    folder = tmp_path_factory.mktemp("layouts_zoo")
+    for num_ranks in (2, 4):
+        command = jobs.torchrun_command(LAYOUTS_ZOO_SCRIPT, folder, num_ranks=num_ranks)
+        jobs.run(command, timeout_seconds=250).check()
     return folder
 
 

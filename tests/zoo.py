@@ -5,7 +5,8 @@
 makes FOLDER/<case>/checkpoints (what `engine.save_checkpoint` writes), FOLDER/<case>/truth.pt (every name of
 the model's state dict, floating values in fp32, taken from the live engine before saving), FOLDER/<case>/
 buffers.pt (the buffers as they are), and FOLDER/<case>/upstream.pt, what DeepSpeed's own zero_to_fp32 makes
-of it, where it can read the checkpoint.
+of it, where it can read the checkpoint. Some cases have FOLDER/<case>/universal too, what DeepSpeed's
+converter to universal checkpoints makes of it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -29,6 +32,7 @@ from user_settings import Settings
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 NUM_STEPS = 3
+UNIVERSAL = ("stage1-fp32-2ranks", "stage2-bf16-3ranks", "stage3-bf16-2ranks", "stage1-bf16optimizer")
 WIDTH = 7
 # DeepSpeed's name for torch's format of before 1.6.
 OLD_FORMAT = {"checkpoint_serialization": False}
@@ -233,7 +237,25 @@ def make(case: Case, folder: Path) -> None:
         if case.stage > 0 and not isinstance(engine.optimizer, BF16_Optimizer) and not case.config:
             upstream = get_fp32_state_dict_from_zero_checkpoint(str(folder / "checkpoints"))
             torch.save(dict(upstream), folder / "upstream.pt")
+        if case.name in UNIVERSAL:
+            convert(folder)
     engine.destroy()
+
+
+def convert(folder: Path) -> None:
+    tag = f"global_step{NUM_STEPS}"
+    (folder / "universal").mkdir()
+    ds_to_universal.main(
+        SimpleNamespace(
+            input_folder=str(folder / "checkpoints" / tag),
+            output_folder=str(folder / "universal" / tag),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+        )
+    )
 
 
 def main() -> None:

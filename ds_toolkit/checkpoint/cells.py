@@ -8,22 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 from ds_toolkit.checkpoint.fields import Fields
-from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, shard_files
-from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ds_toolkit.checkpoint.layout import ShardFile, ShardKind
 from ds_toolkit.checkpoint.older_versions import shapes_by_group
 from ds_toolkit.checkpoint.partitions import (
     Placed,
     flat_group_parameters,
     frozen_parameters,
+    only_groups,
     partitioned_parameters,
 )
 from ds_toolkit.checkpoint.reductions import TensorRecord
-from ds_toolkit.checkpoint.shards import Shard, open_shard
+from ds_toolkit.checkpoint.shards import Shard
 from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates, model_states, optimizer_states
+from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import (
     Block,
     Part,
@@ -37,50 +38,12 @@ from ds_toolkit.checkpoint.tensors import (
 from ds_toolkit.errors import ToolkitError
 
 
-@dataclass
-class TagFiles:
-    """The files of a tag, opened one by one; `opened` remembers which."""
-
-    folder: Path
-    files: tuple[ShardFile, ...]
-    manifest: Manifest | None
-    opened: list[Path] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, folder: Path) -> TagFiles:
-        """Those that lie in a tag's folder, and its manifest if it has one."""
-        manifest = Manifest.read(folder) if (folder / MANIFEST_NAME).exists() else None
-        return cls(folder, tuple(shard_files(folder)), manifest)
-
-    def open(self, name: str) -> Shard:
-        """Read the structure of one file.
-
-        Raises:
-            ToolkitError: it is missing, damaged, or not of the size that the manifest says.
-        """
-        path = self.folder / name
-        if not path.exists():
-            raise ToolkitError(
-                "a checkpoint file is missing",
-                where=path,
-                why="the checkpoint was not saved completely, or a file was lost",
-                fix="take another tag, or bring the file back",
-            )
-        self.opened.append(path)
-        sizes = {file.name: file.size_bytes for file in self.manifest.files} if self.manifest else {}
-        return open_shard(path, sizes.get(name))
-
-    def of_cell(self, mp_rank: int) -> list[ShardFile]:
-        """The model and optimizer states of one cell."""
-        kinds = (ShardKind.MODEL, ShardKind.OPTIMIZER)
-        return [file for file in self.files if file.mp_rank == mp_rank and file.kind in kinds]
-
-
 @dataclass(frozen=True)
 class Cell:
     """What `CheckpointMap` says of a whole model, for one cell.
 
-    `model` is the first model states file, which has more to say than the weights.
+    `model` is the first model states file, which has more to say than the weights; `ranks` are the files of
+    the optimizer. Experts are not among the weights (see experts.py).
     """
 
     model: ModelStates
@@ -90,17 +53,27 @@ class Cell:
     names: tuple[str, ...]
     unnamed_masters: tuple[tuple[UnnamedTensor, ...], ...] = ()
     replicas: tuple[Replica, ...] = ()
+    ranks: tuple[OptimizerStates, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CellStates:
+    """The opened files of one cell: model states (one, or one a rank at stage 3) and a ZeRO optimizer's."""
+
+    models: tuple[ModelStates, ...]
+    ranks: tuple[OptimizerStates, ...]
 
 
 def read_cell(tag: TagFiles, mp_rank: int = 0, shared: Mapping[str, str] | None = None) -> Cell:
-    """The map of one cell's weights.
+    """The map of one cell's weights; see `open_cell` and `cell_of`."""
+    return cell_of(open_cell(tag, mp_rank), shared)
 
-    Every tensor's slices are proven to add up to its shape, all shards to be of one step, and their number
-    to be the data-parallel world size.
 
-    Args:
-        shared: further names of tied weights, where a model states file of this cell does not list them:
-            DeepSpeed's global rank 0 alone does.
+def open_cell(tag: TagFiles, mp_rank: int = 0) -> CellStates:
+    """Open the files of one cell.
+
+    They are proven to be of one step, and their number to be the data-parallel world size.
 
     Raises:
         ToolkitError: a file is missing, damaged, or does not belong to the others.
@@ -121,23 +94,48 @@ def read_cell(tag: TagFiles, mp_rank: int = 0, shared: Mapping[str, str] | None 
         # Very old files do not say it; then there are as many ranks as files.
         first = dataclasses.replace(first, dp_world_size=max(len(optimizer_files), 1))
     if not optimizer_files and not split and not first.group_shapes:
-        return _stage0_cell(first)
-    ranks = _optimizer_ranks(tag, first, mp_rank, optimizer_files)
+        return CellStates((first,), ())
+    ranks = _optimizer_ranks(tag, first, mp_rank)
     models = [first]
     if split:
         others = range(1, first.dp_world_size)
         models += [model_states(tag.open(f"zero_pp_rank_{rank}_{model_name}")) for rank in others]
     _check_agreement(models, ranks, files)
-    models[0] = dataclasses.replace(first, group_shapes=shapes_by_group(first, ranks))
-    return _zero_cell(models, ranks, first.shared or shared or {})
+    return CellStates(tuple(models), tuple(ranks))
 
 
-def _optimizer_ranks(
-    tag: TagFiles, model: ModelStates, mp_rank: int, files: Sequence[ShardFile]
-) -> list[OptimizerStates]:
-    prefix = "bf16_" if any(file.bf16 for file in files) else ""
+def cell_of(states: CellStates, shared: Mapping[str, str] | None = None) -> Cell:
+    """The map of one cell's weights; every tensor's slices are proven to add up to its shape.
+
+    Args:
+        states: the cell's files.
+        shared: further names of tied weights, where a model states file of this cell does not list them:
+            DeepSpeed's global rank 0 alone does.
+
+    Raises:
+        ToolkitError: they do not.
+    """
+    ranks = states.ranks
+    if not ranks:
+        return _stage0_cell(states.models[0])
+    model = dataclasses.replace(
+        states.models[0],
+        group_shapes=shapes_by_group(states.models[0], ranks),
+        shared=states.models[0].shared or shared or {},
+    )
+    dense = [index for index in range(len(model.group_shapes)) if ranks[0].expert_group(index) is None]
+    if len(dense) == len(model.group_shapes):
+        return dataclasses.replace(_zero_cell((model, *states.models[1:]), ranks), ranks=ranks)
+    narrowed, dense_ranks = only_groups(model, ranks, dense)
+    cell = _zero_cell((narrowed, *states.models[1:]), dense_ranks)
+    return dataclasses.replace(cell, model=model, ranks=ranks)
+
+
+def _optimizer_ranks(tag: TagFiles, model: ModelStates, mp_rank: int) -> list[OptimizerStates]:
+    optimizer_files = [file for file in tag.files if file.kind is ShardKind.OPTIMIZER]
+    prefix = "bf16_" if any(file.bf16 for file in optimizer_files) else ""
     # Version 0.4 wrote no underscore before `optim`.
-    is_old = any(not file.path.name.endswith("_optim_states.pt") for file in files)
+    is_old = any(not file.path.name.endswith("_optim_states.pt") for file in optimizer_files)
     ending = f"mp_rank_{mp_rank:02d}{'' if is_old else '_'}optim_states.pt"
     # One at a time: a damaged world size may be a number of names that no memory holds.
     names = (f"{prefix}zero_pp_rank_{rank}_{ending}" for rank in range(model.dp_world_size))
@@ -159,20 +157,27 @@ def _check_agreement(
                 fix="if this tag was written over by a smaller run, move the files left over away",
             )
     for model in models:
-        _agree(model.shard, "step", models[0].step, model.step)
+        agree(model.shard, "step", models[0].step, model.step)
         if model.dp_world_size:
-            _agree(model.shard, "data-parallel world size", models[0].dp_world_size, model.dp_world_size)
+            agree(model.shard, "data-parallel world size", models[0].dp_world_size, model.dp_world_size)
     for rank in ranks:
-        _agree(rank.shard, "ZeRO stage", ranks[0].zero_stage, rank.zero_stage)
+        agree(rank.shard, "ZeRO stage", ranks[0].zero_stage, rank.zero_stage)
         if None not in (rank.step, ranks[0].step):
-            _agree(rank.shard, "optimizer step", ranks[0].step, rank.step)
-        for count in rank.partition_counts:
-            _agree(rank.shard, "number of partitions", models[0].dp_world_size, count)
+            agree(rank.shard, "optimizer step", ranks[0].step, rank.step)
+        for index, count in enumerate(rank.partition_counts):
+            # Experts are shared by fewer ranks.
+            if rank.expert_group(index) is None:
+                agree(rank.shard, "number of partitions", models[0].dp_world_size, count)
     if (ranks[0].zero_stage == 3) != (models[0].shard.path.name.startswith("zero_")):
         raise ToolkitError("files of ZeRO stage 3 and of another stage are mixed", where=ranks[0].shard.path)
 
 
-def _agree(shard: Shard, what: str, expected: object, found: object) -> None:
+def agree(shard: Shard, what: str, expected: object, found: object) -> None:
+    """Stop at a file that says something else than the first one.
+
+    Raises:
+        ToolkitError: `found` in `shard` is not `expected`.
+    """
     if expected != found:
         raise ToolkitError(
             "the files of a checkpoint do not belong together",
@@ -182,17 +187,25 @@ def _agree(shard: Shard, what: str, expected: object, found: object) -> None:
         )
 
 
-def _zero_cell(
-    models: Sequence[ModelStates], ranks: Sequence[OptimizerStates], shared: Mapping[str, str]
-) -> Cell:
+def _zero_cell(models: Sequence[ModelStates], ranks: Sequence[OptimizerStates]) -> Cell:
     model, stage = models[0], ranks[0].zero_stage
     split = partitioned_parameters(model, ranks) if stage == 3 else flat_group_parameters(model, ranks)
-    tensors = {placed[0]: _stored(model, placed, Role.TRAINED) for placed in split}
+    trained = {placed[0]: _stored(model, placed, Role.TRAINED) for placed in split}
+    return assembled(models, stage, trained)
+
+
+def assembled(models: Sequence[ModelStates], stage: int, trained: Mapping[str, StoredTensor]) -> Cell:
+    """A cell of its trained weights and of what its model states hold beside them.
+
+    Raises:
+        ToolkitError: a frozen weight is not whole.
+    """
+    model, tensors = models[0], dict(trained)
     for placed in frozen_parameters(models):
         tensors[placed[0]] = _stored(model, placed, Role.FROZEN)
     aliases = {
         alias: name
-        for alias, name in shared.items()
+        for alias, name in model.shared.items()
         if name in tensors and alias not in tensors and tensors[name].num_elements
     }
     by_place = {
@@ -211,7 +224,7 @@ def _zero_cell(
         if stage == 3 and role is Role.FROZEN:
             raise ToolkitError(f"no shard holds the tensor {name}", where=model.shard.path)
         # What no group holds is frozen; stage 1 keeps such weights here only.
-        tensors[name] = _whole(model.shard, name, record, role)
+        tensors[name] = whole(model.shard, name, record, role)
     return Cell(model, stage, tensors, aliases, _in_order(model, tensors, aliases))
 
 
@@ -226,23 +239,21 @@ def _stage0_cell(model: ModelStates) -> Cell:
             aliases[name] = by_place[record]
             continue
         role = Role.BUFFER if is_buffer else Role.TRAINED
-        tensors[name] = _whole(model.shard, name, record, role)
+        tensors[name] = whole(model.shard, name, record, role)
     names = _in_order(model, tensors, aliases)
-    return Cell(model, 0, tensors, aliases, names, _unnamed_masters(model))
+    return Cell(model, 0, tensors, aliases, names, unnamed_masters(model.shard, model.optimizer))
 
 
-def _unnamed_masters(model: ModelStates) -> tuple[tuple[UnnamedTensor, ...], ...]:
-    optimizer = Fields(model.shard, dict(model.optimizer), "optimizer")
+def unnamed_masters(shard: Shard, state: Mapping[str, Any]) -> tuple[tuple[UnnamedTensor, ...], ...]:
+    """The fp32 weights, by group, of an optimizer that stage 0 wraps in DeepSpeed's fp16 ones."""
+    optimizer = Fields(shard, dict(state), "optimizer")
     flat = optimizer.items("fp32_groups_flat")
     groups = [[vector] for vector in flat] or [
-        Fields(model.shard, {"fp32_groups": group}).items("fp32_groups")
-        for group in optimizer.items("fp32_groups")
+        Fields(shard, {"fp32_groups": group}).items("fp32_groups") for group in optimizer.items("fp32_groups")
     ]
     return tuple(
         tuple(
-            UnnamedTensor(
-                record.shape, record.dtype, model.shard.span(record), bool(flat), _blocks_of(record)
-            )
+            UnnamedTensor(record.shape, record.dtype, shard.span(record), bool(flat), _blocks_of(record))
             for record in group
             if isinstance(record, TensorRecord)
         )
@@ -250,7 +261,7 @@ def _unnamed_masters(model: ModelStates) -> tuple[tuple[UnnamedTensor, ...], ...
     )
 
 
-def _whole(shard: Shard, name: str, record: TensorRecord, role: Role) -> StoredTensor:
+def whole(shard: Shard, name: str, record: TensorRecord, role: Role) -> StoredTensor:
     """A tensor that lies in one file, in whatever order (convolutions in channels_last format)."""
     place = shard.span(record, name=name)
     part = Part((place,) if place.num_bytes else (), _blocks_of(record))

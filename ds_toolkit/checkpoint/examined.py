@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_toolkit.checkpoint.cells import Cell, TagFiles, read_cell
+from ds_toolkit.checkpoint.cells import Cell, read_cell
+from ds_toolkit.checkpoint.experts import with_experts
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.headers import Header, read_header
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, UnsupportedLayoutError, shard_files
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ds_toolkit.checkpoint.shards import Shard, WrongSizeError, open_shard
 from ds_toolkit.checkpoint.states import model_states, optimizer_states
+from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import CheckpointMap
 from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.errors import ToolkitError
@@ -182,7 +184,8 @@ class ExaminedTag:
         for mp_rank in dict.fromkeys(file.file.mp_rank for file in self.of_kind(*_STATES)):
             # What is wrong with the others, the rules say.
             with contextlib.suppress(ToolkitError):
-                found[mp_rank] = read_cell(TagFiles.of(self.folder), mp_rank)
+                tag = TagFiles.of(self.folder)
+                found[mp_rank] = with_experts(tag, read_cell(tag, mp_rank))
         return found
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from ds_toolkit.errors import ToolkitError
 
 LATEST = "latest"
+# DeepSpeed's converter to universal checkpoints writes this one, beside `latest` or in a folder of its own.
+LATEST_UNIVERSAL = "latest_universal"
 
 
 class ShardKind(Enum):
@@ -95,8 +97,8 @@ def list_tags(directory: Path) -> list[str]:
 def find_tag_folder(checkpoint: Path, tag: str | None = None) -> Path:
     """The folder that holds the shards.
 
-    `checkpoint` is the save directory (then `tag` decides, else the file `latest`, else that there is but one
-    tag) or the tag folder itself.
+    `checkpoint` is the save directory (then `tag` decides, else the file `latest`, else `latest_universal`,
+    else that there is but one tag) or the tag folder itself.
 
     Raises:
         ToolkitError: there is no such directory or tag, or `latest` names a tag that is gone.
@@ -113,9 +115,9 @@ def find_tag_folder(checkpoint: Path, tag: str | None = None) -> Path:
         return _named_tag(checkpoint, tag)
     if is_tag_folder(checkpoint.resolve()):
         return checkpoint
-    latest = checkpoint / LATEST
-    if latest.is_file():
-        return _latest_tag(checkpoint, latest)
+    for latest in (checkpoint / LATEST, checkpoint / LATEST_UNIVERSAL):
+        if latest.is_file():
+            return _latest_tag(checkpoint, latest)
     tags = list_tags(checkpoint)
     if len(tags) == 1:
         return checkpoint / tags[0]
@@ -139,14 +141,11 @@ def refuse_unsupported(tag_folder: Path, files: Sequence[ShardFile]) -> None:
     Raises:
         ToolkitError: it says which layout it is.
     """
-    if (tag_folder / "zero").is_dir():
-        raise unsupported(tag_folder, "parameters in folders of their own (a universal checkpoint)")
-    for kind, what in (
-        (ShardKind.EXPERT, "a mixture of experts, whose weights lie in files of their own"),
-        (ShardKind.LAYER, "a pipeline model, whose weights lie in layer files"),
-    ):
-        if any(file.kind is kind for file in files):
-            raise unsupported(tag_folder, what)
+    kinds = {file.kind for file in files}
+    if ShardKind.EXPERT in kinds and (ShardKind.LAYER in kinds or any(file.mp_rank for file in files)):
+        raise unsupported(
+            tag_folder, "a mixture of experts that a pipeline or tensor parallelism has split as well"
+        )
     if not any(file.kind is ShardKind.MODEL for file in files):
         raise ToolkitError(
             "a checkpoint has no model states", where=tag_folder, why="no *_model_states.pt is there"
@@ -177,7 +176,7 @@ def _latest_tag(checkpoint: Path, latest: Path) -> Path:
     if tag and not _leads_outside(tag) and is_tag_folder(checkpoint / tag):
         return checkpoint / tag
     raise ToolkitError(
-        f"`latest` names the tag `{tag}`, which is not there",
+        f"`{latest.name}` names the tag `{tag}`, which is not there",
         where=latest,
         why=_tags_there(checkpoint),
         fix="name a tag with --tag" if list_tags(checkpoint) else None,

@@ -8,9 +8,11 @@ the parts of one rank one after the other, cut into sub-groups.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from ds_toolkit.checkpoint.dtypes import DType
 from ds_toolkit.checkpoint.layout import unsupported
@@ -19,6 +21,7 @@ from ds_toolkit.checkpoint.shards import Shard, Slice
 from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates
 from ds_toolkit.errors import ToolkitError
 
+T = TypeVar("T")
 # Where DeepSpeed copies the swap files of its NVMe offloading (runtime/engine.py, `save_checkpoint`).
 OFFLOADED = "offloaded_tensors"
 
@@ -81,6 +84,29 @@ def flat_group_parameters(model: ModelStates, ranks: Sequence[OptimizerStates]) 
             num_elements = math.prod(shape)
             yield name, shape, vector.dtype, list(vector.slices(start, num_elements))
             start += num_elements + padding
+
+
+def only_groups(
+    model: ModelStates, ranks: Sequence[OptimizerStates], indices: Sequence[int]
+) -> tuple[ModelStates, list[OptimizerStates]]:
+    """The same states as if the optimizer had some of its groups alone."""
+
+    def picked(values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[index] for index in indices if index < len(values))
+
+    narrowed = [
+        dataclasses.replace(
+            rank,
+            partition_counts=picked(rank.partition_counts),
+            groups=picked(rank.groups),
+            group_paddings=picked(rank.group_paddings),
+            alignment_paddings=None if rank.alignment_paddings is None else picked(rank.alignment_paddings),
+            fragments=picked(rank.fragments),
+            expert_groups=picked(rank.expert_groups),
+        )
+        for rank in ranks
+    ]
+    return dataclasses.replace(model, group_shapes=picked(model.group_shapes)), narrowed
 
 
 def partitioned_parameters(model: ModelStates, ranks: Sequence[OptimizerStates]) -> Iterator[Placed]:

@@ -40,7 +40,7 @@ def check_replicas(replicas: Sequence[Replica]) -> tuple[str, ...]:
         return ()
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     return (
-        "tensor-parallel ranks should have the same values of these tensors and do not; "
+        "several ranks should have the same values of these tensors and do not; "
         f"those of the first rank were taken: {', '.join(differing[:_NAMED])}{more}",
     )
 

@@ -59,6 +59,15 @@ def test_a_whole_checkpoint_is_clean(zoo: Path, case: str) -> None:
     assert tag.num_files == len(list(tag.folder.glob("*.pt")))
 
 
+@pytest.mark.parametrize(
+    "case", ["pp2-stage1-bf16-2ranks", "pp2-stage0-bf16-4ranks", "moe-ep2-stage1-fp32-4ranks"]
+)
+def test_pipelines_and_mixtures_of_experts_are_clean(layouts_zoo: Path, case: str) -> None:
+    result = verify(layouts_zoo / case / "checkpoints", deep=True)
+    assert result.findings == []
+    assert result.tags[0].is_whole
+
+
 def storage_offset(path: Path, key: str) -> int:
     """Where the data of a storage begins in a shard."""
     descriptor = os.open(path, os.O_RDONLY)

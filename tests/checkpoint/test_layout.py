@@ -161,19 +161,18 @@ def test_a_named_tag_that_is_not_there(tmp_path: Path, tag: str) -> None:
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        ((MODEL_FILE, "layer_00-model_states.pt"), "a pipeline model"),
-        ((MODEL_FILE, "layer_0_expert_0_mp_rank_00_model_states.pt"), "a mixture of experts"),
+        (
+            (MODEL_FILE, "layer_00-model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt"),
+            "experts that a pipeline",
+        ),
+        (
+            (MODEL_FILE, "mp_rank_01_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt"),
+            "tensor parallelism",
+        ),
         (("zero_pp_rank_0_mp_rank_00_optim_states.pt",), "no model states"),
     ],
 )
 def test_layouts_that_cannot_be_read_are_named(tmp_path: Path, names: tuple[str, ...], what: str) -> None:
     folder = make_tag(tmp_path, "tag", *names)
     with pytest.raises(ToolkitError, match=what):
-        refuse_unsupported(folder, shard_files(folder))
-
-
-def test_universal_checkpoints_are_named(tmp_path: Path) -> None:
-    folder = make_tag(tmp_path, "tag")
-    (folder / "zero").mkdir()
-    with pytest.raises(ToolkitError, match="universal"):
         refuse_unsupported(folder, shard_files(folder))

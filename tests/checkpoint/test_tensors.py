@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from stored import assert_holds, values_of
 
 from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
+from ds_toolkit.checkpoint.tensors import Role
 from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.errors import ToolkitError
 
@@ -58,28 +59,6 @@ def copied(zoo: Path, tmp_path: Path) -> Callable[[str], Path]:
         return shutil.copytree(tag_of(zoo / case), tmp_path / case)
 
     return copy
-
-
-def values_of(tensor: StoredTensor) -> torch.Tensor:
-    data = bytearray()
-    for place in tensor.slices:
-        with place.path.open("rb") as file:
-            file.seek(place.offset_bytes)
-            data += file.read(place.num_bytes)
-    dtype = getattr(torch, tensor.dtype.name)
-    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return flat.reshape(tensor.shape)
-
-
-def assert_holds(weights: CheckpointMap, truth: dict[str, torch.Tensor]) -> None:
-    assert set(weights.names) == set(truth)
-    for name in weights.names:
-        stored = weights.tensors[weights.aliases.get(name, name)]
-        values = values_of(stored)
-        values = values.float() if values.is_floating_point() else values
-        assert values.dtype == truth[name].dtype
-        assert values.shape == truth[name].shape
-        assert torch.equal(values, truth[name]), name
 
 
 @pytest.mark.parametrize("case", [*READABLE, BF16_OPTIMIZER])

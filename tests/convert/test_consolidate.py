@@ -66,6 +66,42 @@ def test_weights_are_the_live_engines(zoo: Path, tmp_path: Path, case: str, suff
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("pp2-stage1-bf16-2ranks", "fp32"),
+        ("pp2-stage0-bf16-4ranks", "bf16"),
+        ("moe-ep2-stage2-bf16-4ranks", "fp32"),
+        ("moe-ep2-stage0-bf16-4ranks", "fp16"),
+    ],
+)
+def test_pipelines_and_mixtures_of_experts(
+    layouts_zoo: Path, tmp_path: Path, case: str, suffix: str, dtype: str
+) -> None:
+    out = tmp_path / f"model{suffix}"
+    done = consolidate(layouts_zoo / case / "checkpoints", out, dtype=dtype)
+    found = torch.load(out, weights_only=True) if suffix == ".bin" else safetensors.torch.load_file(out)
+    truth = torch.load(layouts_zoo / case / "truth.pt")
+    assert set(found) == set(truth)
+    for name, expected in truth.items():
+        expected = expected.to(TORCH_DTYPES[dtype]) if expected.is_floating_point() else expected
+        assert found[name].dtype == expected.dtype, name
+        assert torch.equal(found[name], expected), name
+    notes = " ".join(done.notes)
+    # DeepSpeed keeps the tied weight alone equal on all stages.
+    assert notes.endswith("taken: tied_modules.embedding.shift") == case.startswith("pp2")
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".safetensors"])
+@pytest.mark.parametrize("case", ["stage2-bf16-3ranks", "stage3-bf16-2ranks"])
+def test_universal_checkpoints(zoo: Path, tmp_path: Path, case: str, suffix: str) -> None:
+    outputs = [tmp_path / f"{folder}{suffix}" for folder in ("checkpoints", "universal")]
+    for out in outputs:
+        consolidate(zoo / case / out.stem, out)
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+
+
 def test_zip_tools_accept_the_file(checkpoint: Path, tmp_path: Path) -> None:
     consolidate(checkpoint, tmp_path / "model.pth")
     done = subprocess.run(
