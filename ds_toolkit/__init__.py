@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ds_toolkit.checkpoint.examination import verify_checkpoint
     from ds_toolkit.config.guard_settings import GuardSettings
     from ds_toolkit.convert.consolidate import consolidate
+    from ds_toolkit.convert.opening import open_checkpoint
     from ds_toolkit.errors import ToolkitError
     from ds_toolkit.resilience.cpu import skip_cpu_extension_builds
     from ds_toolkit.resilience.guard import CheckpointGuard, Resumed
@@ -24,6 +25,7 @@ _HOME = {
     "Resumed": "ds_toolkit.resilience.guard",
     "ToolkitError": "ds_toolkit.errors",
     "consolidate": "ds_toolkit.convert.consolidate",
+    "open_checkpoint": "ds_toolkit.convert.opening",
     "skip_cpu_extension_builds": "ds_toolkit.resilience.cpu",
     "verify_checkpoint": "ds_toolkit.checkpoint.examination",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "Resumed",
     "ToolkitError",
     "consolidate",
+    "open_checkpoint",
     "skip_cpu_extension_builds",
     "verify_checkpoint",
 ]

@@ -49,6 +49,7 @@ class Case:
     zero: tuple[tuple[str, object], ...] = ()
     config: tuple[tuple[str, object], ...] = ()
     exclude_frozen: bool = False
+    frozen_tie: bool = False
     odd: bool = False
     seed: int = 1
 
@@ -94,6 +95,8 @@ def cases(world_size: int) -> list[Case]:
         Case("stage3-odd-bf16", 3, bf16=True, odd=True),
         Case("stage2-oldformat", 2, bf16=True, config=(("checkpoint", OLD_FORMAT),)),
         Case("stage3-oldformat", 3, config=(("checkpoint", OLD_FORMAT),)),
+        Case("stage2-no-frozen-tied", 2, bf16=True, exclude_frozen=True, frozen_tie=True),
+        Case("stage3-no-frozen-tied", 3, exclude_frozen=True, frozen_tie=True),
         # Another run with the same settings: only its values tell.
         Case("stage1-bf16-otherseed", 1, bf16=True, seed=2),
         Case("stage1-bf16optimizer", 1, bf16=True, config=(("data_types", {"grad_accum_dtype": "fp32"}),)),
@@ -119,7 +122,7 @@ class Norm(nn.BatchNorm1d):
 class Model(nn.Module):
     """Odd sizes, tied and frozen weights, an empty one, BatchNorm's buffers, an integer and a boolean one."""
 
-    def __init__(self, *, with_empty: bool) -> None:
+    def __init__(self, *, with_empty: bool, frozen_tie: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(13, WIDTH)
         self.scale = nn.Parameter(torch.tensor([1.5]))
@@ -136,6 +139,7 @@ class Model(nn.Module):
         self.register_buffer("mask", torch.tensor([True, False, True]))
         for parameter in self.frozen.parameters():
             parameter.requires_grad = False
+        self.embedding.weight.requires_grad = not frozen_tie
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(self.up(self.embedding(tokens) * self.scale))
@@ -207,7 +211,7 @@ def make(case: Case, folder: Path) -> None:
         model: nn.Module = OddModel()
     else:
         # DeepSpeed cannot gather a parameter of no elements (stage 3), nor broadcast one of no dimensions.
-        model = Model(with_empty=case.stage < 3)
+        model = Model(with_empty=case.stage < 3, frozen_tie=case.frozen_tie)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # Not the order of the model, so that nothing can depend on it.
     groups = [

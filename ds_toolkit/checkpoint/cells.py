@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ds_toolkit.checkpoint.fields import Fields
@@ -26,15 +26,13 @@ from ds_toolkit.checkpoint.shards import Shard
 from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates, model_states, optimizer_states
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import (
-    Block,
     Part,
     Replica,
     Role,
     StoredTensor,
     UnnamedTensor,
-    block_in_order,
-    row_major_strides,
 )
+from ds_toolkit.checkpoint.whole_tensors import blocks_of, whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 
@@ -52,6 +50,8 @@ class Cell:
     aliases: Mapping[str, str]
     names: tuple[str, ...]
     unnamed_masters: tuple[tuple[UnnamedTensor, ...], ...] = ()
+    without_frozen: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
     replicas: tuple[Replica, ...] = ()
     ranks: tuple[OptimizerStates, ...] = ()
     notes: tuple[str, ...] = ()
@@ -208,6 +208,26 @@ def assembled(models: Sequence[ModelStates], stage: int, trained: Mapping[str, S
         for alias, name in model.shared.items()
         if name in tensors and alias not in tensors and tensors[name].num_elements
     }
+    without_frozen = stage > 1 and model.lists_no_frozen
+    missing = _add_the_rest(model, stage, tensors, aliases, has_all=not without_frozen)
+    names = _in_order(model, tensors, aliases)
+    return Cell(model, stage, tensors, aliases, names, without_frozen=without_frozen, missing=missing)
+
+
+def _add_the_rest(
+    model: ModelStates,
+    stage: int,
+    tensors: dict[str, StoredTensor],
+    aliases: dict[str, str],
+    *,
+    has_all: bool,
+) -> dict[str, str]:
+    """Add what the model's state dict holds and no group does: buffers, and frozen weights below stage 3.
+
+    Returns:
+        Names of tied frozen weights that nothing holds, and the names that they share their tensors with.
+    """
+    missing: dict[str, str] = {}
     by_place = {
         model.module[name]: name
         for name in tensors
@@ -222,10 +242,20 @@ def assembled(models: Sequence[ModelStates], stage: int, trained: Mapping[str, S
             continue
         role = Role.BUFFER if name in model.buffer_names else Role.FROZEN
         if stage == 3 and role is Role.FROZEN:
-            raise ToolkitError(f"no shard holds the tensor {name}", where=model.shard.path)
-        # What no group holds is frozen; stage 1 keeps such weights here only.
-        tensors[name] = whole(model.shard, name, record, role)
-    return Cell(model, stage, tensors, aliases, _in_order(model, tensors, aliases))
+            # Of tied frozen weights DeepSpeed leaves out one name, and keeps a placeholder under the other.
+            if has_all or name not in model.shared:
+                raise ToolkitError(f"no shard holds the tensor {name}", where=model.shard.path)
+            missing[name] = model.shared[name]
+            continue
+        tied = model.shared.get(name) if record.num_elements else None
+        known = aliases.get(tied, tied) if tied else None
+        if known in tensors and tensors[known].shape == record.shape:
+            aliases[name] = known
+            continue
+        tensors[name] = whole_tensor(model.shard, name, record, role)
+        if tied and known not in tensors:
+            aliases[tied] = name
+    return missing
 
 
 def _stage0_cell(model: ModelStates) -> Cell:
@@ -239,7 +269,7 @@ def _stage0_cell(model: ModelStates) -> Cell:
             aliases[name] = by_place[record]
             continue
         role = Role.BUFFER if is_buffer else Role.TRAINED
-        tensors[name] = whole(model.shard, name, record, role)
+        tensors[name] = whole_tensor(model.shard, name, record, role)
     names = _in_order(model, tensors, aliases)
     return Cell(model, 0, tensors, aliases, names, unnamed_masters(model.shard, model.optimizer))
 
@@ -253,25 +283,12 @@ def unnamed_masters(shard: Shard, state: Mapping[str, Any]) -> tuple[tuple[Unnam
     ]
     return tuple(
         tuple(
-            UnnamedTensor(record.shape, record.dtype, shard.span(record), bool(flat), _blocks_of(record))
+            UnnamedTensor(record.shape, record.dtype, shard.span(record), bool(flat), blocks_of(record))
             for record in group
             if isinstance(record, TensorRecord)
         )
         for group in groups
     )
-
-
-def whole(shard: Shard, name: str, record: TensorRecord, role: Role) -> StoredTensor:
-    """A tensor that lies in one file, in whatever order (convolutions in channels_last format)."""
-    place = shard.span(record, name=name)
-    part = Part((place,) if place.num_bytes else (), _blocks_of(record))
-    return StoredTensor(name, record.shape, record.dtype, (part,), role)
-
-
-def _blocks_of(record: TensorRecord) -> tuple[Block, ...] | None:
-    if record.is_contiguous:
-        return None
-    return (block_in_order(record.shape, 0, record.strides, 0, row_major_strides(record.shape)),)
 
 
 def _stored(model: ModelStates, placed: Placed, role: Role) -> StoredTensor:

@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from ds_toolkit.checkpoint.cells import Cell, agree, unnamed_masters, whole
+from ds_toolkit.checkpoint.cells import Cell, agree, unnamed_masters
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.partitions import flat_group_parameters, only_groups
@@ -22,6 +22,7 @@ from ds_toolkit.checkpoint.shards import Shard
 from ds_toolkit.checkpoint.states import ModelStates, expert_groups, state_dict
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import Part, Role, StoredTensor, UnnamedTensor
+from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _NAME = re.compile(
@@ -51,7 +52,7 @@ def with_experts(tag: TagFiles, cell: Cell) -> Cell:
         for key, record in tensors.items():
             # A model that is itself such a layer has a name of no characters, which leaves a dot.
             name = key.removeprefix(".")
-            stored[name] = whole(shard, name, record, _role(cell, name))
+            stored[name] = whole_tensor(shard, name, record, _role(cell, name))
     _check_numbers(tag, stored)
     masters, unlike = _best_masters(cell, stored) if has_groups else ({}, [])
     notes = cell.notes

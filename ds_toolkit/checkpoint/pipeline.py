@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ds_toolkit.checkpoint.cells import Cell, CellStates, agree, cell_of, open_cell, whole
+from ds_toolkit.checkpoint.cells import Cell, CellStates, agree, cell_of, open_cell
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.samples import seem_equal
@@ -20,6 +20,7 @@ from ds_toolkit.checkpoint.shards import Shard
 from ds_toolkit.checkpoint.states import state_dict
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import Replica, Role, StoredTensor
+from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _TIED = "tied_modules."
@@ -36,7 +37,10 @@ class _Layer:
 
     def stored(self, prefix: str, role: Role = Role.TRAINED) -> dict[str, StoredTensor]:
         """Its tensors under the model's names."""
-        return {name: whole(self.shard, prefix + name, record, role) for name, record in self.tensors.items()}
+        return {
+            name: whole_tensor(self.shard, prefix + name, record, role)
+            for name, record in self.tensors.items()
+        }
 
 
 def read_stages(
@@ -241,7 +245,7 @@ def _completed(cell: Cell, layers: Sequence[_Layer], prefixes: Mapping[int, str]
             if full in cell.tensors:
                 tensors[full] = _shaped(cell, cell.tensors[full], layer.shard, record)
             elif full not in tensors and full not in cell.aliases:
-                tensors[full] = whole(layer.shard, full, record, _role(cell, full))
+                tensors[full] = whole_tensor(layer.shard, full, record, _role(cell, full))
     return dataclasses.replace(
         cell,
         model=dataclasses.replace(cell.model, left_out=tuple(left_out)),

@@ -23,6 +23,8 @@ class ModelStates:
 
     `group_shapes` holds the optimized parameters, a mapping a group, in the order in which they lie in the
     flat groups (stage 0: empty). At stage 3 the tensors of `module` are empty placeholders, buffers excepted.
+    `lists_no_frozen`: there is a place for frozen parameters and nothing in it, not even an empty list; below
+    stage 2 that is always so.
     `universal_info` says how tensor parallelism split the tensors, if anything does. `dp_world_size` is 0
     where the file does not say it.
     A pipeline has nothing in `module`: `in_layer_files`. Its ranks of the model count the pipeline's stages,
@@ -38,6 +40,7 @@ class ModelStates:
     group_shapes: tuple[Shapes, ...]
     frozen_shapes: Shapes
     frozen_fragments: Mapping[str, TensorRecord]
+    lists_no_frozen: bool
     shared: Mapping[str, str]
     optimizer: Mapping[str, Any]
     step: int
@@ -110,6 +113,7 @@ def model_states(shard: Shard) -> ModelStates:
         group_shapes=root.rows_of_shapes("param_shapes"),
         frozen_shapes=root.shapes("frozen_param_shapes"),
         frozen_fragments=root.tensors("frozen_param_fragments"),
+        lists_no_frozen="frozen_param_shapes" in root and root.get("frozen_param_shapes") is None,
         shared=root.aliases("shared_params"),
         optimizer=optimizer if isinstance(optimizer := root.get("optimizer"), dict) else {},
         step=root.number("global_steps"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -188,6 +188,9 @@ class CheckpointMap:
             16-bit weights.
         replicas: what further ranks have of the same weights.
         left_out: entries of the model's state dict that are no tensors (`_extra_state` of some modules).
+        without_frozen: the files say that they were saved with `exclude_frozen_parameters`. Below stage 2
+            they cannot say it. Which weights were left out is not recorded, but for tied ones.
+        missing: tied weights that were left out: a name, and the name that it shares its tensor with.
         notes: what a reader should know of how the map was made.
     """
 
@@ -205,4 +208,6 @@ class CheckpointMap:
     unnamed_masters: tuple[tuple[UnnamedTensor, ...], ...] = ()
     replicas: tuple[Replica, ...] = ()
     left_out: tuple[str, ...] = ()
+    without_frozen: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

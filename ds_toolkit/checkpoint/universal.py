@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ds_toolkit.checkpoint.cells import Cell, agree, assembled, whole
+from ds_toolkit.checkpoint.cells import Cell, agree, assembled
 from ds_toolkit.checkpoint.experts import num_experts_named
 from ds_toolkit.checkpoint.layout import ShardKind, unsupported
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.states import ModelStates, model_states, zero_stage
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
+from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _FOLDER = "zero"
@@ -106,7 +107,7 @@ def _trained(
     if not isinstance(record, TensorRecord):
         raise ToolkitError("a checkpoint file does not hold what its name says", where=shard.path)
     is_stripped = is_mapping and bool(shard.root.get("vocab_tensor"))
-    tensor = whole(shard, name, record, Role.TRAINED)
+    tensor = whole_tensor(shard, name, record, Role.TRAINED)
     if is_mapping and (is_split or is_stripped or record.shape == shape):
         return tensor, is_stripped
     if is_mapping or is_split or record.num_elements != math.prod(shape) or not record.is_contiguous:

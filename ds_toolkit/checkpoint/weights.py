@@ -47,7 +47,9 @@ def _cells(tag: TagFiles, model: ModelStates, pp_degree: int, tp_degree: int) ->
         if model.in_layer_files:
             by_tp_rank.append(read_stages(tag, pp_degree, tp_degree, tp_rank, shared))
         else:
-            by_tp_rank.append([read_cell(tag, tp_rank, shared)])
+            # Those of weights that were left out are no aliases.
+            of_model = by_tp_rank[0][0].model.shared if by_tp_rank else {}
+            by_tp_rank.append([read_cell(tag, tp_rank, {**(shared or {}), **of_model})])
     return by_tp_rank
 
 
@@ -108,5 +110,7 @@ def _map_of(tag: TagFiles, cell: Cell, pp_degree: int, tp_degree: int) -> Checkp
         unnamed_masters=cell.unnamed_masters,
         replicas=cell.replicas,
         left_out=cell.model.left_out,
+        without_frozen=cell.without_frozen,
+        missing=cell.missing,
         notes=cell.notes,
     )

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
@@ -65,6 +66,19 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def run() -> None:
     """Run the command that `sys.argv` names and end the process with its exit code."""
+    end_with(_run_command)
+
+
+def _run_command() -> NoReturn:
+    first = sys.argv[1] if len(sys.argv) > 1 else None
+    app = make_app(first if first in _COMMANDS else None)
+    # What a wrong call is told by itself is text for people.
+    as_json = _wants_json(sys.argv[1:])
+    sys.exit((app(prog_name=_NAME, standalone_mode=False) or 0) if as_json else app())
+
+
+def end_with(work: Callable[[], None]) -> None:
+    """Do what a process is for; if that fails, end it with an error and its exit code."""
     stopped_by: list[int] = []
 
     def stop(number: int, _: object) -> NoReturn:
@@ -76,10 +90,7 @@ def run() -> None:
         signal.signal(number, stop)
     as_json = _wants_json(sys.argv[1:])
     try:
-        first = sys.argv[1] if len(sys.argv) > 1 else None
-        app = make_app(first if first in _COMMANDS else None)
-        # What a wrong call is told by itself is text for people.
-        sys.exit((app(prog_name=_NAME, standalone_mode=False) or 0) if as_json else app())
+        work()
     except BaseException as error:
         if stopped_by:
             # Cleaning up may have failed on the way, as torch's does in the middle of a file.

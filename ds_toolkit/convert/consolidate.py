@@ -1,75 +1,83 @@
-"""A checkpoint's weights as one file that plain PyTorch, or any reader of safetensors, loads."""
+"""A checkpoint's weights as files that plain PyTorch, or any reader of safetensors, loads."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.checkpoint.dtypes import DTYPES, DType
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
+from ds_toolkit.checkpoint.tensors import CheckpointMap, Role
 from ds_toolkit.checkpoint.weights import read_weights
-from ds_toolkit.convert.copying import (
-    Move,
-    Progress,
-    copy_ranges,
-    default_num_threads,
-    disk_full,
-    free_space_bytes,
-)
-from ds_toolkit.convert.gathering import Gather
-from ds_toolkit.convert.integrity import SourceCrcs, num_without_checksums
+from ds_toolkit.convert.comparison import Comparison, compare_with_upstream
+from ds_toolkit.convert.copying import Progress, default_num_threads, free_space_bytes
 from ds_toolkit.convert.replicas import check_replicas
-from ds_toolkit.convert.writers import Layout, OutputTensor, Writer
-from ds_toolkit.convert.writers.bin import BinWriter
-from ds_toolkit.convert.writers.safetensors import SafetensorsWriter
+from ds_toolkit.convert.selection import Choice, Selected, notes_on, select
+from ds_toolkit.convert.targets import FORMATS, OutputFile, Target, find_target, keep_clear_of, output_files
+from ds_toolkit.convert.weight_files import read_weight_files
+from ds_toolkit.convert.writing import check_space, needed_memory_bytes, write
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.files import whole_output
+from ds_toolkit.units import parse_bytes
 
 OUTPUT_DTYPES = {"fp32": DTYPES["float32"], "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
-_WRITERS: dict[str, type[BinWriter] | type[SafetensorsWriter]] = {
-    ".bin": BinWriter,
-    ".pt": BinWriter,
-    ".pth": BinWriter,
-    ".safetensors": SafetensorsWriter,
-}
+DEFAULT_SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True)
 class Consolidated:
-    """What was read and written.
+    """What was read and written, or would be.
 
     Attributes:
-        num_shards: checkpoint files that were read.
+        files: the files of the output, and in a folder its index.
+        written: false after a dry run; `num_bytes` then counts the tensors alone.
+        num_shards: files that were read.
         num_tensors: entries of the output, buffers included and aliases of tied weights left out.
         num_parameters: elements of weights, buffers left out.
-        num_bytes: size of the output file.
+        num_bytes: size of the output.
+        num_from_base: names that came from the base.
+        memory_bytes: about as much memory does it take.
+        free_bytes: on the output's file system, before it was written.
         notes: what the reader of a summary should know about the weights.
+        comparison: how DeepSpeed's own script reads the checkpoint, if that was asked for.
     """
 
     output: Path
+    files: tuple[Path, ...]
+    written: bool
     tag: str
     stage: int
     step: int
     dp_world_size: int
+    tp_world_size: int
+    pp_world_size: int
     ds_version: str | None
     dtype: str
     num_shards: int
     num_tensors: int
     num_parameters: int
     num_bytes: int
+    num_from_base: int
+    memory_bytes: int
+    free_bytes: int
     seconds: float
     aliases: dict[str, str]
+    missing: tuple[str, ...]
     notes: tuple[str, ...]
+    comparison: Comparison | None
 
     @property
     def bytes_per_second(self) -> float:
-        """Output bytes over wall-clock time, everything included."""
+        """Output bytes over wall-clock time, everything but the comparison included."""
         return self.num_bytes / self.seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the output's file system had room for it."""
+        return self.num_bytes <= self.free_bytes
 
 
 def consolidate(
@@ -78,164 +86,142 @@ def consolidate(
     *,
     tag: str | None = None,
     dtype: str = "fp32",
+    file_format: str | None = None,
+    max_shard_size: str | int = DEFAULT_SHARD_SIZE,
+    exclude_frozen: bool = False,
+    strip_prefix: str = "",
+    only: Sequence[str] = (),
+    base: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    check: bool = False,
+    trust: bool = False,
+    dry_run: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Consolidated:
-    """Write the weights of a DeepSpeed checkpoint of ZeRO stage 0, 1, 2 or 3 into one file.
+    """Write the weights of a DeepSpeed checkpoint into one file, or into a folder as Hugging Face's.
 
-    Nothing in the checkpoint is executed, and memory does not grow with the model. Every storage that is read
-    is compared with the CRC-32 that was saved beside it. The file appears under its name only when it is
-    complete and on the disk.
+    Nothing in the checkpoint is executed (unless `check` and `trust` are given), and memory does not grow
+    with the model. Every storage that is read is compared with the CRC-32 that was saved beside it. The
+    output appears under its name only when it is complete and on the disk.
 
     Args:
         checkpoint: the save directory, or the folder of a tag in it.
-        out: a `.bin`, `.pt` or `.pth` file (a state dict by `torch.save`), or a `.safetensors` file.
+        out: a `.bin`, `.pt` or `.pth` file (a state dict by `torch.save`), a `.safetensors` file, or a
+            folder: one that is there, or a name that ends in a slash.
         tag: which checkpoint; by default the one that `latest` names.
         dtype: `fp32`, `bf16` or `fp16`, of all floating tensors; others, and 8-bit floats, are kept exactly.
-        force: whether to replace `out` if it exists.
+        file_format: of a folder's files, `safetensors` (the default) or `bin`.
+        max_shard_size: of a folder's files, in bytes or as text (`5GB`); a larger tensor has its own file.
+        exclude_frozen: whether to leave frozen weights out.
+        strip_prefix: removed from the names that begin with it, such as `module.`.
+        only: globs; a tensor is written if one matches its name in the checkpoint or in the output.
+        base: a file or a folder of weights; what the checkpoint lacks is taken from there.
+        jobs: threads; by default as many as there are processors to use, up to eight.
+        check: whether to let DeepSpeed's own zero_to_fp32 read the checkpoint, in a process of its own, and
+            compare. It executes what is in the checkpoint, therefore `trust` must be given too.
+        trust: that the checkpoint comes from somebody who may run code here.
+        dry_run: whether to write nothing and say what would be written.
+        force: whether to replace the output if it exists.
         progress: called with bytes written so far and bytes in all, perhaps from other threads.
 
     Raises:
         ToolkitError: nothing was written, for the reason that it gives.
     """
     started = time.perf_counter()
-    out = Path(out)
-    target = _output_dtype(dtype)
-    writer = _writer_for(out, force=force)
+    output_dtype, shard_bytes, num_threads = _settings(dtype, max_shard_size, jobs)
+    _check_combination(exclude_frozen=exclude_frozen, base=base, check=check, trust=trust, dry_run=dry_run)
+    target = find_target(out, file_format, force=force)
     folder = find_tag_folder(Path(checkpoint), tag)
     weights = name_masters(read_weights(folder))
-    _keep_clear_of(out, folder)
-    outputs = [_output_tensor(tensor, target) for tensor in weights.tensors.values()]
-    needed_bytes = sum(output.num_bytes for output in outputs)
-    if needed_bytes > free_space_bytes(out.resolve().parent):
-        raise disk_full(out, needed_bytes)
-    notes = (*weights.notes, *check_replicas(weights.replicas), *_notes(weights))
-    num_bytes = _write(out, writer, weights, outputs, progress)
+    keep_clear_of(target, folder)
+    filled = read_weight_files(Path(base)) if base is not None else None
+    only = (only,) if isinstance(only, str) else tuple(only)
+    selected = select(weights, Choice(only, exclude_frozen, strip_prefix), filled)
+    files = output_files(target, selected, output_dtype, shard_bytes)
+    free_bytes = free_space_bytes(target.free_in)
+    notes = list(_notes(weights, selected, target, has_base=filled is not None))
+    if dry_run:
+        sizes_bytes = {_path_of(target, file): file.num_bytes for file in files}
+    else:
+        check_space(target, files)
+        notes += check_replicas(weights.replicas)
+        sizes_bytes = write(
+            target,
+            files,
+            selected.tensors,
+            # A master without a parameter may be one that was damaged.
+            also_checked=[master.place for group in weights.unnamed_masters for master in group],
+            num_threads=num_threads,
+            force=force,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - started
+    tensors = selected.tensors.values()
     return Consolidated(
-        output=out,
+        output=target.path,
+        files=tuple(sizes_bytes),
+        written=not dry_run,
         tag=folder.resolve().name,
         stage=weights.stage,
         step=weights.step,
         dp_world_size=weights.dp_world_size,
+        tp_world_size=weights.tp_world_size,
+        pp_world_size=weights.pp_world_size,
         ds_version=weights.ds_version,
         dtype=dtype,
-        num_shards=len(weights.shards),
-        num_tensors=len(weights.tensors),
-        num_parameters=sum(
-            tensor.num_elements for tensor in weights.tensors.values() if tensor.role is not Role.BUFFER
-        ),
-        num_bytes=num_bytes,
-        seconds=time.perf_counter() - started,
-        aliases=dict(weights.aliases),
-        notes=notes,
+        num_shards=len({*weights.shards, *(place.path for tensor in tensors for place in tensor.slices)}),
+        num_tensors=len(tensors),
+        num_parameters=sum(tensor.num_elements for tensor in tensors if tensor.role is not Role.BUFFER),
+        num_bytes=sum(sizes_bytes.values()),
+        num_from_base=len(selected.from_base),
+        memory_bytes=needed_memory_bytes(target, selected.tensors, num_threads),
+        free_bytes=free_bytes,
+        seconds=seconds,
+        aliases=dict(selected.aliases),
+        missing=selected.missing,
+        notes=tuple(notes),
+        comparison=compare_with_upstream(folder, target, selected, weights, dtype) if check else None,
     )
 
 
-def _output_dtype(dtype: str) -> DType:
+def _settings(dtype: str, max_shard_size: str | int, jobs: int | None) -> tuple[DType, int, int]:
     if dtype not in OUTPUT_DTYPES:
         raise ToolkitError(f"`{dtype}` is no output dtype", fix=f"choose one of {', '.join(OUTPUT_DTYPES)}")
-    return OUTPUT_DTYPES[dtype]
+    shard_bytes = parse_bytes(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+    if shard_bytes < 1:
+        raise ToolkitError(f"a shard of {shard_bytes} bytes holds nothing", fix="write it as 5GB or 500MB")
+    if jobs is not None and jobs < 1:
+        raise ToolkitError(f"{jobs} threads do no work", fix="give 1 or more")
+    return OUTPUT_DTYPES[dtype], shard_bytes, jobs or default_num_threads()
 
 
-def _writer_for(out: Path, *, force: bool) -> Writer:
-    suffixes = ", ".join(_WRITERS)
-    if out.is_dir():
+def _check_combination(
+    *, exclude_frozen: bool, base: object, check: bool, trust: bool, dry_run: bool
+) -> None:
+    if exclude_frozen and base is not None:
         raise ToolkitError(
-            "the output is a directory", where=out, fix=f"name a file in it that ends in one of {suffixes}"
+            "frozen weights cannot be both left out and taken from a base",
+            fix="leave one of the two options out",
         )
-    writer = _WRITERS.get(out.suffix)
-    if writer is None:
+    if check and not trust:
         raise ToolkitError(
-            f"the output's format is not known: its name ends in `{out.suffix}`"
-            if out.suffix
-            else "the output's format is not known: its name has no ending",
-            where=out,
-            fix=f"name a file that ends in one of {suffixes}",
+            "the comparison runs code that is in the checkpoint",
+            why="DeepSpeed's zero_to_fp32 unpickles the shards",
+            fix="give --trust as well if you know who wrote this checkpoint, or leave --check out",
         )
-    # Of a link, the folder that it leads to.
-    folder = out.resolve().parent
-    if not folder.is_dir():
-        raise ToolkitError(
-            "the output's folder does not exist",
-            where=folder if out.is_symlink() else out.parent,
-            fix="make it first",
-        )
-    if out.exists() and not force:
-        raise ToolkitError(
-            "the output exists", where=out, fix="name another file, or replace it with --force"
-        )
-    return writer()
+    if check and dry_run:
+        raise ToolkitError("a dry run writes nothing that could be compared", fix="leave --check out")
 
 
-def _keep_clear_of(out: Path, folder: Path) -> None:
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise ToolkitError(
-            "the output lies inside the checkpoint", where=out, fix="name a file outside the tag's folder"
-        )
+def _path_of(target: Target, file: OutputFile) -> Path:
+    return target.path / file.name if target.is_folder else target.path
 
 
-def _output_tensor(tensor: StoredTensor, target: DType) -> OutputTensor:
-    dtype = target if tensor.dtype.is_convertible else tensor.dtype
-    return OutputTensor(tensor.name, tensor.shape, dtype, tensor.num_elements * dtype.size_bytes)
-
-
-def _write(
-    out: Path, writer: Writer, weights: CheckpointMap, outputs: list[OutputTensor], progress: Progress | None
-) -> int:
-    """Size of the file in bytes."""
-    needed_bytes = sum(output.num_bytes for output in outputs)
-    read = [place for tensor in weights.tensors.values() for place in tensor.slices]
-    # A master without a parameter may be one that was damaged.
-    source_crcs = SourceCrcs(read + [master.place for group in weights.unnamed_masters for master in group])
-    try:
-        with whole_output(out) as partial:
-            layout = writer.lay_out(partial, outputs, weights.names, weights.aliases)
-            moves = sorted(_moves(weights, outputs, layout), key=lambda move: move.destination_offset_bytes)
-            checksums = copy_ranges(
-                moves, partial, checksums=writer.needs_checksums, source_crcs=source_crcs, progress=progress
-            )
-            source_crcs.check(default_num_threads())
-            writer.finish(partial, checksums)
-    except OSError as error:
-        raise ToolkitError(
-            "the output cannot be written",
-            where=out,
-            why=f"{error.strerror or error}; it needs {needed_bytes:,} bytes, "
-            f"and {free_space_bytes(out.resolve().parent):,} are free",
-        ) from error
-    return layout.size_bytes
-
-
-def _moves(weights: CheckpointMap, outputs: list[OutputTensor], layout: Layout) -> Iterator[Move | Gather]:
-    for output in outputs:
-        tensor = weights.tensors[output.name]
-        position = layout.offsets_bytes[output.name]
-        if not tensor.is_plain:
-            yield Gather(tensor, 0, tensor.num_elements, position, output.dtype, output.name)
-            continue
-        for place in tensor.slices:
-            move = Move(
-                source=place.path,
-                source_offset_bytes=place.offset_bytes,
-                num_bytes=place.num_bytes,
-                source_dtype=tensor.dtype,
-                destination_offset_bytes=position,
-                destination_dtype=output.dtype,
-                member=output.name,
-            )
-            yield move
-            position += move.num_written_bytes
-
-
-def _notes(weights: CheckpointMap) -> Iterator[str]:
-    num_unchecked = num_without_checksums(weights.shards)
-    if num_unchecked:
-        yield f"{num_unchecked} files have torch's old format, which has no checksums to compare"
-    if weights.unnamed_masters:
-        count = sum(map(len, weights.unnamed_masters))
-        yield (
-            f"{count} fp32 weights in the optimizer state could not be matched to parameters; "
-            "the 16-bit weights of these parameters were taken"
-        )
-    if weights.left_out:
-        yield f"left out, for they are no tensors: {', '.join(weights.left_out)}"
+def _notes(weights: CheckpointMap, selected: Selected, target: Target, *, has_base: bool) -> Iterator[str]:
+    yield from notes_on(weights, selected, has_base=has_base)
+    first = FORMATS["safetensors"]
+    if target.is_folder and target.format is not first:
+        for name in (first.single, first.index):
+            if (target.path / name).exists():
+                yield f"the folder holds {name} too, which Hugging Face's libraries take before .bin files"

@@ -62,7 +62,7 @@ class SourceCrcs:
     def _check(path: Path, member: Member, pieces: list[tuple[int, int, int]]) -> None:
         position, end = member.data_offset, member.data_offset + member.size_bytes
         crc32 = 0
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _opened(path)
         try:
             for start, num_bytes, piece_crc32 in pieces:
                 # What was read twice counts once; of two that overlap, the rest of the second is a gap.
@@ -83,16 +83,28 @@ class SourceCrcs:
             )
 
 
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise ToolkitError(
+            "a checkpoint file cannot be opened any more",
+            where=path,
+            why=error.strerror,
+            fix="bring the file back, or take another tag",
+        ) from error
+
+
 def num_without_checksums(paths: Iterable[Path]) -> int:
     """How many of the files have torch's old format, which holds no checksums to compare."""
     return sum(is_legacy_file(path) for path in paths)
 
 
 def _members_at(path: Path, offsets: set[int]) -> list[Member]:
-    if is_legacy_file(path):
-        return []
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = _opened(path)
     try:
+        if is_legacy_file(path):
+            return []
         members = sorted(read_members(descriptor).values(), key=lambda member: member.data_offset)
     finally:
         os.close(descriptor)

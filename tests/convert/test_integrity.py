@@ -64,6 +64,15 @@ def test_shards_saved_without_crcs_are_read(tmp_path: Path) -> None:
     assert torch.equal(torch.load(tmp_path / "model.bin", weights_only=True)["weight"], torch.arange(1000.0))
 
 
+def test_a_shard_that_vanished_meanwhile_is_named(tag_folder: Path) -> None:
+    weights = read_weights(tag_folder)
+    slices = [place for tensor in weights.tensors.values() for place in tensor.slices]
+    slices[-1].path.unlink()
+    with pytest.raises(ToolkitError, match="cannot be opened any more") as caught:
+        SourceCrcs(slices).check(2)
+    assert caught.value.where == str(slices[-1].path)
+
+
 def stage0_state() -> dict[str, object]:
     return {
         "module": {"weight": torch.arange(1000.0)},

@@ -15,10 +15,10 @@ from pathlib import Path
 from ds_toolkit.convert.writers import Layout, OutputTensor
 from ds_toolkit.errors import ToolkitError
 
-_METADATA = "__metadata__"
+METADATA = "__metadata__"
 _HEADER_ALIGNMENT_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
-_CODES = {
+MAX_HEADER_BYTES = 100_000_000
+CODES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -60,7 +60,7 @@ class SafetensorsWriter:
         by_name = {tensor.name: tensor for tensor in tensors}
         in_order = [by_name[name] for name in names if name in by_name]
         ordered = sorted(in_order, key=lambda tensor: -tensor.dtype.size_bytes)
-        header: dict[str, object] = {_METADATA: {**aliases, "format": "pt"}}
+        header: dict[str, object] = {METADATA: {**aliases, "format": "pt"}}
         starts = {}
         position = 0
         for tensor in ordered:
@@ -69,7 +69,7 @@ class SafetensorsWriter:
             position += tensor.num_bytes
         encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         encoded += b" " * (-len(encoded) % _HEADER_ALIGNMENT_BYTES)
-        if len(encoded) > _MAX_HEADER_BYTES:
+        if len(encoded) > MAX_HEADER_BYTES:
             raise ToolkitError("the model has too many tensors for one safetensors file", where=path)
         data_start = 8 + len(encoded)
         with path.open("wb") as file:
@@ -83,8 +83,8 @@ class SafetensorsWriter:
 
 
 def _entry(tensor: OutputTensor, position: int) -> dict[str, object]:
-    code = _CODES.get(tensor.dtype.name)
-    if code is None or tensor.name == _METADATA:
+    code = CODES.get(tensor.dtype.name)
+    if code is None or tensor.name == METADATA:
         raise ToolkitError(
             f"a safetensors file cannot hold the tensor {tensor.name} of dtype {tensor.dtype}",
             fix="write a .bin file",
