@@ -41,7 +41,7 @@ def test_generated_configs_are_accepted_and_mean_what_was_asked(
     assert config.optimizer_name == "adamw"
 
 
-@pytest.mark.parametrize(("gpu_memory_gb", "offloaded"), [(16, (True, False)), (5, (True, True))])
+@pytest.mark.parametrize(("gpu_memory_gb", "offloaded"), [(16, (True, False)), (6, (True, True))])
 def test_generated_offloading_is_understood(
     gpu_memory_gb: int, offloaded: tuple[bool, bool], parse: Any
 ) -> None:
