@@ -82,7 +82,8 @@ SCALAR_VALUES: list[Any] = [
     *("fp16", "bf16", "fp32", "float32", "sum", "mean", "Warn", "FAST", "adamw", "info", "nan", "-inf"),
     *([], ["x"], [1], {}, {"enabled": True}, {"x": 1}),
 ]
-SCALARS = st.sampled_from(SCALAR_VALUES)
+# Copies: an edit inside a value would change it for all that come after, and could put it into itself.
+SCALARS = st.sampled_from(SCALAR_VALUES).map(copy.deepcopy)
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.sampled_from(["enabled", "x"]), SCALARS)
 
 

@@ -60,7 +60,8 @@ def advise_environment(
 ) -> EnvAdvice:
     """The settings for these hosts, merged with the person's own lines, which win.
 
-    Lines of NCCL_DEBUG and the like that hold just what the toolkit writes are its own, and follow `debug`.
+    NCCL_DEBUG=WARN is the toolkit's own line and follows `debug`, and so do those that `debug` adds where all
+    of them stand.
 
     Args:
         host: what this host has; the others are taken to have the same.
@@ -79,8 +80,9 @@ def advise_environment(
     settings += _for_debugging() if debug else _for_quiet()
     own = _own_lines(existing, launcher)
     proposals = {setting.name: setting.value for setting in settings}
-    # What an earlier call wrote with --debug, or without it, is no wish of the person's.
-    for earlier in _for_quiet() + _for_debugging():
+    # What an earlier call wrote, with --debug or without it, is no wish of the person's; one of its lines is.
+    debugged = all(own.get(setting.name) == setting.value for setting in _for_debugging())
+    for earlier in _for_quiet() + (_for_debugging() if debugged else []):
         proposal = proposals.get(earlier.name)
         if own.get(earlier.name) == earlier.value != proposal:
             del own[earlier.name]

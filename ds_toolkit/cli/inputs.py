@@ -70,7 +70,7 @@ def _bytes_of(path: Path | None) -> bytes:
 
 def _decoded(data: bytes, shown: str) -> str:
     try:
-        return data.decode("utf-8-sig")
+        return data.decode()
     except UnicodeDecodeError as error:
         encoding = next((name for mark, name in _OTHER_ENCODINGS.items() if data.startswith(mark)), None)
         why = f"it is {encoding}" if encoding else f"byte {error.start} is not UTF-8"
@@ -87,7 +87,7 @@ def _kind(path: Path | None, text: str) -> Kind:
         return Kind.ENV
     if name.startswith("host") and "." not in name.rpartition("hostfile")[2]:
         return Kind.HOSTFILE
-    if text.lstrip().startswith(("{", "[")):
+    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return Kind.DS_CONFIG
     if _ENTRY_OF_A_HOSTFILE.search(text):
         return Kind.HOSTFILE

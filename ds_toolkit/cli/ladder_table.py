@@ -36,15 +36,18 @@ def ladder_table(job: Job, rungs: list[Rung], chosen: Rung | None, network: Netw
     """A row for each rung, with an arrow at the chosen one."""
     cluster = job.cluster
     table = Table(box=box.SIMPLE, title="memory ladder", title_justify="left")
-    table.add_column("")
+    # Numbers keep their width, so that on a terminal of 80 columns the words have room to stay whole.
+    table.add_column("", no_wrap=True)
     table.add_column("rung")
     if cluster.device_memory_bytes is not None:
-        table.add_column(f"GPU of {format_bytes(cluster.device_memory_bytes)}", justify="right")
+        table.add_column(
+            f"GPU of\n{format_bytes(cluster.device_memory_bytes)}", justify="right", no_wrap=True
+        )
     host_memory = "?" if cluster.host_memory_bytes is None else format_bytes(cluster.host_memory_bytes)
-    table.add_column(f"host of {host_memory}", justify="right")
+    table.add_column(f"host of\n{host_memory}", justify="right", no_wrap=True)
     if network is not None:
-        table.add_column(f"sending ({network.name})", justify="right")
-    table.add_column("fits")
+        table.add_column(f"sending\n{network.name}", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
     table.add_column("")
     for rung in rungs:
         needs = [format_bytes(need) for need in (rung.device_bytes, rung.host_bytes) if need is not None]

@@ -24,6 +24,11 @@ class Consumer(str, Enum):
         return self is not Consumer.NATIVE
 
     @property
+    def uses_accelerate(self) -> bool:
+        """Whether Accelerate prepares the run; transformers' TrainingArguments make its plugin too."""
+        return self in (Consumer.HF, Consumer.ACCELERATE)
+
+    @property
     def resolved(self) -> frozenset[str]:
         """The keys, with dots between sections, where it puts a value in the place of `"auto"`."""
         return _RESOLVED[self]
@@ -56,23 +61,28 @@ _FROM_ARGUMENTS = {
     "scheduler.params.warmup_num_steps",
     "scheduler.params.total_num_steps",
 }
-# transformers' HfTrainerDeepSpeedConfig and accelerate's DeepSpeedPlugin name these one by one; Lightning
-# fills in keys that are missing and leaves "auto" to DeepSpeed.
+# Of Accelerate's own arguments: stage 2, no offloading and nothing gathered, unless they say otherwise.
+# `steps_per_print` is overwritten whatever it is.
+_FROM_THE_PLUGIN = {
+    "steps_per_print",
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+# transformers' HfTrainerDeepSpeedConfig and accelerate's DeepSpeedPlugin name these one by one, and the
+# Trainer uses both; Lightning fills in keys that are missing and leaves "auto" to DeepSpeed.
 _RESOLVED: dict[Consumer, frozenset[str]] = {
     Consumer.NATIVE: frozenset(),
     Consumer.HF: frozenset(
-        _BATCH | _FROM_THE_MODEL | _FROM_ARGUMENTS | {"optimizer.params.betas", "optimizer.params.eps"}
-    ),
-    Consumer.ACCELERATE: frozenset(
         _BATCH
         | _FROM_THE_MODEL
         | _FROM_ARGUMENTS
-        | {
-            "zero_optimization.stage",
-            "zero_optimization.offload_optimizer.device",
-            "zero_optimization.offload_param.device",
-            "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-        }
+        | _FROM_THE_PLUGIN
+        | {"optimizer.params.betas", "optimizer.params.eps"}
     ),
+    Consumer.ACCELERATE: frozenset(_BATCH | _FROM_THE_MODEL | _FROM_ARGUMENTS | _FROM_THE_PLUGIN),
     Consumer.LIGHTNING: frozenset(),
 }

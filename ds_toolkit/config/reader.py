@@ -20,7 +20,10 @@ from ds_toolkit.units import format_bytes
 
 # The longest configs in the wild are a few kilobytes; a checkpoint named by mistake is not worth parsing.
 MAX_BYTES = 8 * 2**20
+# DeepSpeed passes over it; a reader of strict JSON stops there.
+BYTE_ORDER_MARK = "\ufeff"
 _PLAIN = re.compile(r"true|false|null|-?[0-9.]+([eE][-+]?[0-9]+)?")
+_JSON_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 _NEEDS_QUOTES = re.compile(r"""[{}\[\],:\s"'\\]""")
 
 
@@ -78,6 +81,12 @@ class Document:
             return False
         return True
 
+    def float_in_json(self, pointer: str) -> float | None:
+        """A number that Python's JSON reader takes for a float where HJSON sees a whole one, such as 1e3."""
+        span = self.spans.get(pointer)
+        text = "" if span is None else self.text[span.value : span.end]
+        return float(text) if _JSON_FLOAT.fullmatch(text) else None
+
     def bare_words(self) -> Iterator[tuple[str, str]]:
         """Texts that stand without quotes, with their pointers; HJSON ends them at the end of the line."""
         for pointer, span in self.spans.items():
@@ -101,7 +110,7 @@ def read_config(path: Path) -> Document:
                 where=path,
                 fix="give the path of the ds_config, not of a checkpoint or a log",
             )
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode()
     except OSError as error:
         raise ToolkitError("the configuration cannot be read", where=path, why=error.strerror) from error
     except UnicodeDecodeError as error:
@@ -248,4 +257,6 @@ def _shortened(text: str) -> str:
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
-    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+    # Editors count no column for the mark.
+    line_start = max(text.rfind("\n", 0, offset) + 1, int(text.startswith(BYTE_ORDER_MARK)))
+    return text.count("\n", 0, offset) + 1, max(offset - line_start, 0) + 1

@@ -6,8 +6,10 @@ import re
 
 # PWD alone is the working folder, and numbers of tokens are no secrets.
 _WORDS = re.compile(
-    r"(^|_)(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|API_?KEYS?|ACCESS_?KEY|CREDENTIALS?|CREDS|PRIVATE_KEY)($|_)"
-    r"|(^|_)(PASS|PAT)$|_(PWD|KEY)$",
+    r"(^|_)(TOKEN|SECRETS?|API_?KEYS?|ACCESS_?KEY|CREDENTIALS?|CREDS|PRIVATE_KEY|WEBHOOK)($|_)"
+    # As in libpq's PGPASSWORD, some are written in one with what they belong to.
+    r"|(PASSWORDS?|PASSWD|PASSPHRASE|CONNECTION_STRING)($|_)|(SECRET|AUTH)KEY($|_)"
+    r"|(^|_|SSH)PASS$|(^|_)(PAT|AUTH)$|TOKEN$|_(PWD|KEY)$",
     re.IGNORECASE,
 )
 

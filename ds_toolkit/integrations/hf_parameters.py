@@ -121,7 +121,10 @@ def _first_that_builds(transformers: Any, config: Any) -> Any:
 
 def _counts(model: Any, config: Any, notes: list[str]) -> dict[str, object]:
     text = config.get_text_config(decoder=True)
-    embedding = model.get_input_embeddings()
+    embedding = None
+    # Models of sounds, images and two halves have no one of them.
+    with contextlib.suppress(NotImplementedError):
+        embedding = model.get_input_embeddings()
     sizes = [parameter.numel() for parameter in model.parameters()]
     hidden = int(getattr(text, "hidden_size", 0) or getattr(embedding, "embedding_dim", 0))
     layers = getattr(text, "num_hidden_layers", None)

@@ -231,3 +231,12 @@ def test_what_the_toolkit_wrote_is_its_own_to_change() -> None:
     back = advise_environment(INFINIBAND, existing=parse_env_text(debug.text))
     assert parse_env_text(back.text).variables == parse_env_text(quiet.text).variables
     assert any("TORCH_NCCL_DESYNC_DEBUG=1" in reason for reason in back.left_out)
+
+
+@pytest.mark.parametrize(
+    "line", ["NCCL_DEBUG=INFO", "TORCH_DISTRIBUTED_DEBUG=DETAIL", "NCCL_DEBUG_SUBSYS=NET"]
+)
+def test_a_line_like_one_that_debugging_adds_is_the_persons(line: str) -> None:
+    advice = advise_environment(INFINIBAND, existing=parse_env_text(f"HF_HOME=/data\n{line}\n"))
+    assert advice.text.splitlines()[:2] == ["HF_HOME=/data", line]
+    assert any(kept.startswith(line.partition("=")[0]) for kept in advice.kept)

@@ -50,6 +50,9 @@ def written(folder: Path, data: object) -> Path:
             768,
         ),
         ({"model_type": "mistral", "architectures": ["MistralModel"]}, "MistralM", 7_110_660_096, 32, 4096),
+        # Neither has one embedding that its input goes through: two halves, and sounds.
+        ({"model_type": "clip"}, "CLIPModel", 151_277_313, 12, 512),
+        ({"model_type": "hubert"}, "HubertModel", 94_371_712, 12, 768),
     ],
 )
 def test_the_class_that_the_file_names_is_counted(

@@ -22,9 +22,10 @@ SMALL = ("--model", "1M", "--stage", "3", "--num-nodes", "1", "--gpus-per-node",
 SMALL += ("--sequence-length", "128", "--micro-batch-size", "8")
 
 
-def gen_config(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def gen_config(*arguments: str, cwd: Path, columns: int = 120) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ds_toolkit", "gen-config", *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    environment = {**ENVIRONMENT, "COLUMNS": str(columns)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_a_config_is_written_with_its_ladder_and_its_reasons(tmp_path: Path) -> None:
@@ -92,6 +93,16 @@ def test_bad_input_ends_with_two_and_without_a_traceback(
     assert "Traceback" not in done.stderr
     assert (tmp_path / "there.json").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+
+
+def test_no_word_of_the_ladder_is_cut_on_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    machine = ("--num-nodes", "2", "--gpus-per-node", "8", "--gpu-memory", "80GB", "--host-memory", "1TB")
+    arguments = ("--model", "7B", *machine, "--interconnect", "8x400Gb-IB", "--dry-run")
+    done = gen_config(*arguments, cwd=tmp_path, columns=80)
+    assert done.returncode == 0
+    assert "…" not in done.stdout
+    ladder = done.stdout.partition("\n- ")[0].splitlines()
+    assert max(map(len, ladder)) <= 80
 
 
 def test_the_ladder_is_printed_when_nothing_fits_too(tmp_path: Path) -> None:
@@ -229,7 +240,9 @@ def test_on_a_terminal_it_asks_one_question_at_a_time(tmp_path: Path) -> None:
 def test_a_cluster_is_asked_for_its_network(tmp_path: Path) -> None:
     screen = converse(["1M", "2", "80GB", "8", "1TB", "100GbE", "", "", "", "32", "hf"], tmp_path)
     assert "Network between" in screen
-    assert "sending (100GbE)" in screen
+    heading = screen.partition("memory ladder")[2].partition("ZeRO 0")[0]
+    assert "sending" in heading
+    assert "100GbE" in heading
     assert json.loads((tmp_path / "ds_config.json").read_text())["train_micro_batch_size_per_gpu"] == "auto"
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.linter import lint
-from ds_toolkit.config.reader import read_config_text
+from ds_toolkit.config.reader import read_config, read_config_text
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 
@@ -191,7 +194,11 @@ def test_what_runs_is_no_error(config: dict[str, object], world_size: int | None
             "DS019",
             "write the value; a file for one that resolves it is linted with --for hf",
         ),
-        ({"steps_per_print": "auto"}, "DS019", "write the value"),
+        (
+            {"steps_per_print": "auto"},
+            "DS019",
+            "write the value; a file for one that resolves it is linted with --for hf or accelerate",
+        ),
     ],
 )
 def test_advice_is_about_what_was_meant(config: dict[str, object], code: str, fix: str) -> None:
@@ -199,6 +206,33 @@ def test_advice_is_about_what_was_meant(config: dict[str, object], code: str, fi
     assert finding.code == code
     assert (finding.fix or "").startswith(fix)
     assert finding.edit is None
+
+
+@pytest.mark.parametrize("consumer", list(Consumer))
+def test_a_byte_order_mark_is_passed_over_by_deepspeed_alone(consumer: Consumer, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('\ufeff{"train_batch_size": 8, "zero_optimization": {"stage": 1}, "mine": 1}')
+    found = [(finding.code, str(finding.where)) for finding in lint(read_config(path), consumer=consumer)]
+    mark = [] if consumer is Consumer.NATIVE else [("DS803", f"{path}:1:1")]
+    assert found == [*mark, ("DS002", f"{path}:1:60 /mine")]
+
+
+def test_accelerate_makes_nothing_of_the_old_name_of_bf16() -> None:
+    config = {**BATCH, "bfloat16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    messages = {
+        consumer: finding.message for consumer in Consumer for finding in lint(config, consumer=consumer)
+    }
+    assert messages[Consumer.NATIVE] == "`bfloat16` is the old name of `bf16`"
+    assert messages[Consumer.HF].startswith(
+        "`bfloat16` has no effect: the Hugging Face Trainer writes `bf16`"
+    )
+
+
+def test_the_trainer_gathers_nothing_for_auto() -> None:
+    zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}
+    config = {**BATCH, "zero_optimization": zero}
+    assert [finding.code for finding in lint(config, consumer=Consumer.HF)] == ["DS210"]
+    assert lint(config, consumer=Consumer.ACCELERATE) == []
 
 
 def test_the_old_name_of_a_thread_count_is_a_warning() -> None:

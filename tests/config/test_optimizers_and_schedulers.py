@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.linter import lint
+from ds_toolkit.config.reader import read_config_text
 from ds_toolkit.findings import Severity
 
 OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
@@ -78,8 +80,24 @@ def test_what_the_picked_implementation_takes_is_right(
 def test_a_zero_beta_is_right_where_json_is_read_as_it_is() -> None:
     optimizer = made("AdamW", lr=0.1, torch_adam=True, betas=[0, 0.9])
     assert [finding.code for finding in lint(config(optimizer))] == ["DS133"]
-    assert lint(config(optimizer), consumer=Consumer.HF) == []
     assert lint(config(made("AdamW", lr=0.1, torch_adam=True, betas=[0.0, 0.9]))) == []
+    for written, codes in (("[0, 0.9]", ["DS133"]), ("[0.0, 0.9]", [])):
+        data = config(optimizer) | {"zero_optimization": {"stage": 1}}
+        document = read_config_text(json.dumps(data).replace("[0, 0.9]", written))
+        assert [finding.code for finding in lint(document)] == ["DS133"]
+        for consumer in (Consumer.HF, Consumer.ACCELERATE):
+            assert [finding.code for finding in lint(document, consumer=consumer)] == codes
+
+
+@pytest.mark.parametrize("written", ["1e3", "1E+3", "1000.0"])
+def test_warmup_steps_that_json_makes_a_fraction_of_are_wrong_where_it_is_read_as_it_is(written: str) -> None:
+    scheduler = made("WarmupLR", warmup_num_steps=json.loads(written))
+    data = config(made("AdamW", lr=0.1), scheduler) | {"zero_optimization": {"stage": 1}}
+    document = read_config_text(json.dumps(data).replace("1000.0", written))
+    assert lint(document) == []
+    for consumer in (Consumer.HF, Consumer.ACCELERATE):
+        (finding,) = lint(document, consumer=consumer)
+        assert (finding.code, finding.fix) == ("DS126", "write 1000")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ds_toolkit.config.consumers import Consumer
+from ds_toolkit.config.linter import lint
 from ds_toolkit.config.members import members
 from ds_toolkit.config.schema import DsConfig, Section
 
@@ -61,13 +62,16 @@ def autos(config: dict[str, Any]) -> set[str]:
     return found
 
 
-def test_the_trainer_fills_in_what_we_say_and_nothing_else(tmp_path: Path) -> None:
+def test_the_trainer_fills_in_what_we_say_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some keys are filled in at stage 3 only.
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     config = everything_auto()
-    config["zero_optimization"]["stage"] = 3
     before = autos(config)
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    resolver = HfTrainerDeepSpeedConfig(config)
-    resolver.trainer_config_process(arguments)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], deepspeed=config)
+    resolver = arguments.hf_deepspeed_config
+    assert isinstance(resolver, HfTrainerDeepSpeedConfig)
     model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
     resolver.trainer_config_finalize(arguments, model, 1000)
     assert before - autos(resolver.config) == Consumer.HF.resolved
@@ -96,6 +100,45 @@ def test_accelerate_fills_in_a_stage_and_refuses_what_it_cannot_fill_in() -> Non
         plugin.deepspeed_config_process(must_match=False)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"data_types": {"keep_in_fp32_modules": "auto"}},
+        {
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+            "zero_optimization": {
+                "stage": 2,
+                "offload_optimizer": {"device": "cpu"},
+                "zenflow": {"update_interval": "auto"},
+            },
+        },
+        {"_note": "auto"},
+    ],
+)
+def test_what_deepspeed_takes_or_ignores_stops_accelerate_where_it_is_auto(more: dict[str, Any]) -> None:
+    config = {"train_batch_size": 8, "zero_optimization": {"stage": 2}, **more}
+    plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(config))
+    with pytest.raises(ValueError, match="not found in kwargs"):
+        plugin.deepspeed_config_process(must_match=False)
+    for consumer in (Consumer.HF, Consumer.ACCELERATE):
+        assert [finding.code for finding in lint(config, consumer=consumer)] == ["DS019"]
+
+
+def test_accelerate_writes_bf16_beside_its_old_name() -> None:
+    plugin = DeepSpeedPlugin(
+        hf_ds_config={"bfloat16": {"enabled": True}, "zero_optimization": {"stage": 1}, "train_batch_size": 8}
+    )
+    plugin.set_mixed_precision("no")
+    assert plugin.deepspeed_config["bf16"] == {"enabled": False}
+
+
+def test_the_trainer_refuses_a_configuration_without_zero(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ZeRO optimization config"):
+        TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, report_to=[], deepspeed={"train_batch_size": "auto"}
+        )
+
+
 def test_accelerate_refuses_a_configuration_without_zero_and_overwrites_the_progress() -> None:
     with pytest.raises(ValueError, match="ZeRO optimization config"):
         DeepSpeedPlugin(hf_ds_config={"train_batch_size": 8})
@@ -106,10 +149,17 @@ def test_accelerate_refuses_a_configuration_without_zero_and_overwrites_the_prog
 @pytest.mark.parametrize(
     "reader", [HfTrainerDeepSpeedConfig, lambda path: DeepSpeedPlugin(hf_ds_config=path)]
 )
-def test_both_read_json_only(reader: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{\n  // a comment\n  "zero_optimization": {"stage": 1}\n}',
+        '\ufeff{"zero_optimization": {"stage": 1}}',
+    ],
+)
+def test_both_read_json_only(reader: Any, text: str, tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
-    path.write_text('{\n  // a comment\n  "zero_optimization": {"stage": 1}\n}')
-    with pytest.raises(ValueError, match=r"Expecting|property name"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"Expecting|property name|BOM"):
         reader(str(path))
 
 

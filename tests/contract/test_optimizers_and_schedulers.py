@@ -23,7 +23,7 @@ from ds_toolkit.config.schema.torch_classes import TORCH_SCHEDULERS
 
 WORKER = Path(__file__).with_name("engine_cases_worker.py")
 # Bad examples of these stop the engine, at its start or at the first step.
-STOPPED = ("DS130", "DS131", "DS132", "DS133", "DS134", "DS141", "DS142", "DS144")
+STOPPED = ("DS130", "DS131", "DS132", "DS133", "DS134", "DS135", "DS141", "DS142", "DS144")
 
 
 def is_compiled(config: dict[str, Any]) -> bool:
@@ -109,6 +109,7 @@ def test_the_engine_stops_for_the_reason_that_the_manuals_give() -> None:
         "DS132": "'closure'",
         "DS133": "betas must be either both floats or both Tensors",
         "DS134": "Nesterov momentum requires a momentum",
+        "DS135": "Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
         "DS141": "is not an Optimizer",
         "DS144": "You must define either total_steps OR (epochs AND steps_per_epoch)",
     }.items():

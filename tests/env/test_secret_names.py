@@ -22,6 +22,13 @@ from ds_toolkit.env.secret_names import looks_like_a_secret
         "WANDB_API_KEY",
         "AWS_SECRET_ACCESS_KEY",
         "DB_PASSWORD",
+        "PGPASSWORD",
+        "SSHPASS",
+        "REDISCLI_AUTH",
+        "HFTOKEN",
+        "SECRETKEY",
+        "SLACK_WEBHOOK_URL",
+        "AZURE_STORAGE_CONNECTION_STRING",
     ],
 )
 def test_names_of_secrets(name: str) -> None:

@@ -12,6 +12,7 @@ from ds_toolkit.rules import Problem
 
 TOTAL = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
+BATCH_SIZES = frozenset({"train_batch_size", MICRO, "gradient_accumulation_steps"})
 ACCUMULATION = "gradient_accumulation_steps"
 
 

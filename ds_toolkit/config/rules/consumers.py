@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ds_toolkit.config.consumers import Consumer
+from ds_toolkit.config.reader import BYTE_ORDER_MARK
+from ds_toolkit.config.rules.batch import BATCH_SIZES
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.subject import Config, json_pointer
 from ds_toolkit.findings import Severity
@@ -29,15 +31,19 @@ def accumulation_under_lightning(config: Config) -> Iterator[Problem]:
 
 @rule("DS802", "no-zero-under-accelerate", Severity.ERROR)
 def no_zero_under_accelerate(config: Config) -> Iterator[Problem]:
-    """Accelerate refuses a configuration without `zero_optimization`.
+    """Accelerate refuses a configuration without `zero_optimization`, and so does the Trainer, which uses it.
 
     Bad (consumer=accelerate):
         {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}
+    Bad (consumer=hf):
+        {"train_batch_size": "auto", "bf16": {"enabled": "auto"}}
     Good (consumer=accelerate):
         {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0}}
     """
-    if config.consumer is Consumer.ACCELERATE and "zero_optimization" not in config.data:
-        message = "Accelerate wants `zero_optimization`"
+    # Batch sizes alone are a fragment, which somebody asks the Trainer's resolving about.
+    fragment = config.consumer is Consumer.HF and config.data.keys() <= BATCH_SIZES
+    if config.consumer.uses_accelerate and "zero_optimization" not in config.data and not fragment:
+        message = f"{config.consumer.label} wants `zero_optimization`"
         yield Problem("", message, 'add "zero_optimization": {"stage": 0}, or another stage')
 
 
@@ -45,8 +51,9 @@ def no_zero_under_accelerate(config: Config) -> Iterator[Problem]:
 def comments_for_a_json_reader(config: Config) -> Iterator[Problem]:
     """The file is HJSON, which DeepSpeed reads, but it is first read as strict JSON.
 
-    Comments, trailing commas and texts without quotes end the Trainer, Accelerate and Lightning. Notes can be
-    kept under keys that begin with `_` or `x-`.
+    Comments, trailing commas and texts without quotes end the Trainer, Accelerate and Lightning, and so does
+    the byte order mark that some editors of Windows begin a file with. Notes can be kept under keys that
+    begin with `_` or `x-`.
 
     Bad (consumer=lightning, text=hjson):
         {
@@ -59,7 +66,12 @@ def comments_for_a_json_reader(config: Config) -> Iterator[Problem]:
           "train_micro_batch_size_per_gpu": 1
         }
     """
-    if config.document is not None and config.consumer.reads_json_only and not config.document.is_json:
+    if config.document is None or not config.consumer.reads_json_only:
+        return
+    if config.document.text.startswith(BYTE_ORDER_MARK):
+        message = f"{config.consumer.label} stops at the byte order mark that the file begins with"
+        yield Problem("", message, "save it as UTF-8 without a byte order mark")
+    elif not config.document.is_json:
         message = f"{config.consumer.label} reads JSON only, and this is HJSON"
         yield Problem("", message, "remove comments and trailing commas, and quote keys and texts")
 
@@ -89,8 +101,7 @@ def progress_under_accelerate(config: Config) -> Iterator[Problem]:
     Good (consumer=accelerate):
         {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}}
     """
-    overwritten = config.consumer in (Consumer.ACCELERATE, Consumer.HF)
-    if overwritten and config.data.get("steps_per_print") not in (None, "auto"):
+    if config.consumer.uses_accelerate and config.data.get("steps_per_print") not in (None, "auto"):
         message = f"{config.consumer.label} overwrites `steps_per_print`"
         yield Problem(json_pointer("steps_per_print"), message, "remove it")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema.optimization import ADAM_SWITCHES, IMPLEMENTATIONS
 from ds_toolkit.config.schema.param_values import OPTIMIZER_VALUES
@@ -123,7 +122,7 @@ def zero_beta(config: Config) -> Iterator[Problem]:
     """torch's Adam refuses a beta of 0 that comes from a file, however it is written.
 
     It wants both betas with a decimal point, and DeepSpeed's reader makes 0 of `0.0`: a ValueError, `betas
-    must be either both floats or both Tensors`.
+    must be either both floats or both Tensors`. The Trainer, Accelerate and Lightning keep the point.
 
     Bad:
         {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": true,
@@ -136,16 +135,18 @@ def zero_beta(config: Config) -> Iterator[Problem]:
     """
     betas = config.section("optimizer", "params").get("betas")
     name, picked = _picked(config)
-    # The others read JSON as it is, where 0.0 stays what it is.
-    if config.consumer is not Consumer.NATIVE or picked != "torch" or name not in ("adam", "adamw"):
-        return
     # Betas that are wrong in another way have a rule of their own.
-    if OPTIMIZER_VALUES["betas"].takes(betas) and any(
-        isinstance(beta, int) for beta in cast("list[float]", betas)
-    ):
-        pointer = json_pointer("optimizer", "params", "betas")
-        message = "torch's Adam refuses a beta of 0, and a file cannot say 0.0"
-        yield Problem(pointer, message, "write 1e-9 for it, or leave `torch_adam` out")
+    if picked != "torch" or name not in ("adam", "adamw") or not OPTIMIZER_VALUES["betas"].takes(betas):
+        return
+    pointer = json_pointer("optimizer", "params", "betas")
+    whole = [at for at, beta in enumerate(cast("list[float]", betas)) if isinstance(beta, int)]
+    message, fix = "torch's Adam refuses a beta of 0, and a file cannot say 0.0", "write 1e-9 for it"
+    if config.consumer.reads_json_only:
+        message, fix = "torch's Adam refuses a beta of 0 without a decimal point", "write 0.0"
+        document = config.document
+        whole = [at for at in whole if document is None or document.float_in_json(f"{pointer}/{at}") is None]
+    if whole:
+        yield Problem(pointer, message, f"{fix}, or leave `torch_adam` out")
 
 
 @rule("DS134", "nesterov-without-momentum", Severity.ERROR)
@@ -166,6 +167,33 @@ def nesterov_without_momentum(config: Config) -> Iterator[Problem]:
         yield Problem(pointer, "SGD refuses `nesterov` without `momentum`", 'add "momentum": 0.9')
     elif params.get("dampening", 0) not in (0, "auto"):
         yield Problem(pointer, "SGD refuses `nesterov` with `dampening`", "remove `dampening`")
+
+
+@rule("DS135", "partial-offload-of-another-optimizer", Severity.ERROR)
+def partial_offload_of_another_optimizer(config: Config) -> Iterator[Problem]:
+    """`offload_optimizer.ratio` below 1 goes with DeepSpeedCPUAdam alone: with Adam or AdamW, not torch's.
+
+    Stage 3 stops with `Hybrid Optimizer Only Supports DeepSpeedCPUAdam`.
+
+    Bad:
+        {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": true}},
+         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    Bad:
+        {"train_batch_size": 8, "zero_allow_untested_optimizer": true,
+         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    Good:
+        {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    """
+    ratio = config.section("zero_optimization", "offload_optimizer").get("ratio", 1)
+    partial = isinstance(ratio, int | float) and 0 <= ratio < 1
+    offloaded = config.zero_stage == 3 and config.offload_device("offload_optimizer") != "none"
+    name, picked = _picked(config)
+    if partial and offloaded and name and (name not in ("adam", "adamw") or picked != "cpu"):
+        pointer = json_pointer("zero_optimization", "offload_optimizer", "ratio")
+        fix = "remove `torch_adam`, or `ratio`" if picked == "torch" else "use AdamW, or remove it"
+        yield Problem(pointer, "only DeepSpeedCPUAdam can be offloaded in part", fix)
 
 
 def _picked(config: Config) -> tuple[str, str | None]:

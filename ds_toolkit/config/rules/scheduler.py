@@ -117,16 +117,23 @@ def warmup_longer_than_training(config: Config) -> Iterator[Problem]:
 def no_warmup_steps(config: Config) -> Iterator[Problem]:
     """`warmup_num_steps` must be a positive whole number; DeepSpeed once took 0 for 2 and now refuses it.
 
+    The Trainer, Accelerate and Lightning read 1e3 as 1000.0, which is refused too; DeepSpeed's own reader
+    makes 1000 of it.
+
     Bad:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}
     Good:
         {"train_batch_size": 8, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}}
     """
     params, name = config.section("scheduler", "params"), str(config.section("scheduler").get("type"))
+    if "warmup_num_steps" not in SCHEDULER_PARAMS.get(name, ()):
+        return
+    pointer = json_pointer("scheduler", "params", "warmup_num_steps")
     steps = params.get("warmup_num_steps", 1)
-    takes_it = "warmup_num_steps" in SCHEDULER_PARAMS.get(name, ())
-    if takes_it and steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        pointer = json_pointer("scheduler", "params", "warmup_num_steps")
+    if config.consumer.reads_json_only and config.document is not None:
+        read = config.document.float_in_json(pointer)
+        steps = steps if read is None else read
+    if steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         number = whole_number(as_number(steps) if isinstance(steps, str) else steps)
         edit = Edit(pointer, value=number) if number is not None and number >= 1 else None
         message = f"`warmup_num_steps` cannot be {shown(steps)}"

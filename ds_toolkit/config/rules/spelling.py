@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ds_toolkit.config.members import Member
@@ -52,7 +53,8 @@ def deprecated_key(config: Config) -> Iterator[Problem]:
 
     `cpu_offload: true` is now `offload_optimizer: {"device": "cpu"}`, `zero_optimization: true` is now
     `{"stage": 1}`. `cpu_offload_use_pin_memory` has no effect any more, and neither has `thread_count` of
-    `aio`, which is now `intra_op_parallelism`.
+    `aio`, which is now `intra_op_parallelism`. Accelerate, and the Trainer with it, write `bf16` into every
+    configuration, beside which DeepSpeed does not read `bfloat16`.
 
     Bad:
         {"train_batch_size": 8, "bfloat16": {"enabled": true}}
@@ -69,7 +71,11 @@ def deprecated_key(config: Config) -> Iterator[Problem]:
     for member in config.members:
         new = _RENAMED.get(member.path)
         if new is not None and new not in config.section(*member.path[:-1]):
-            yield _renamed(member, new)
+            problem = _renamed(member, new)
+            if new == "bf16" and config.consumer.uses_accelerate:
+                message = f"`bfloat16` has no effect: {config.consumer.label} writes `bf16` beside it"
+                problem = dataclasses.replace(problem, message=message)
+            yield problem
         elif member.path in OLD_AND_IGNORED:
             fix = f"write `{OLD_AND_IGNORED[member.path]}`"
             yield Problem(json_pointer(*member.path), f"`{member.key}` has no effect any more", fix)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.config.members import Fault, Member, as_number, shown
+from ds_toolkit.config.rules.batch import BATCH_SIZES
 from ds_toolkit.config.rules.registry import rule
 from ds_toolkit.config.schema import DsConfig
 from ds_toolkit.config.subject import Config, json_pointer
@@ -133,9 +134,10 @@ def no_such_choice(config: Config) -> Iterator[Problem]:
 def unresolved_auto(config: Config) -> Iterator[Problem]:
     """`"auto"` stands where nobody puts a value in its place.
 
-    DeepSpeed itself knows no `"auto"`: it drops it in the sections that it checks, so that the default holds,
-    and fails on it elsewhere, sometimes at the first step only. The Hugging Face Trainer and Accelerate
-    resolve a list of keys each; see `--for`.
+    DeepSpeed itself knows next to no `"auto"`: it drops it in the sections that it checks, so that the
+    default holds, and fails on it elsewhere, sometimes at the first step only. The Hugging Face Trainer and
+    Accelerate resolve a list of keys each (see `--for`) and stop at every other `"auto"`, even where
+    DeepSpeed takes it.
 
     Bad:
         {"train_batch_size": "auto"}
@@ -143,48 +145,60 @@ def unresolved_auto(config: Config) -> Iterator[Problem]:
         {"train_batch_size": 8, "bf16": {"enabled": "auto"}}
     Bad (consumer=hf):
         {"train_batch_size": "auto", "zero_optimization": {"stage": 2, "overlap_comm": "auto"}}
+    Bad (consumer=accelerate):
+        {"train_batch_size": "auto", "zero_optimization": {"stage": 2},
+         "data_types": {"keep_in_fp32_modules": "auto"}}
     Good (consumer=hf):
         {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}
     """
-    for path, dropped in _autos(config):
-        if path == (_ZERO, "stage"):
-            continue
-        who = config.consumer.label
-        effect = "drops it, and the default holds" if dropped else "fails on it"
-        message = f'nobody resolves "auto" for `{".".join(path)}`: '
-        message += f"{who} {effect}" if who == "DeepSpeed" else f"not {who}, and DeepSpeed {effect}"
-        yield Problem(json_pointer(*path), message, _fix_of_auto(path))
+    for path, effect in _autos_refused(config) if config.consumer.uses_accelerate else _autos(config):
+        if path != (_ZERO, "stage"):
+            message = f'nobody resolves "auto" for `{".".join(path)}`: {effect}'
+            yield Problem(json_pointer(*path), message, _fix_of_auto(config, path))
 
 
-def _fix_of_auto(path: tuple[str, ...]) -> str:
+def _fix_of_auto(config: Config, path: tuple[str, ...]) -> str:
+    if any(member.path == path and member.known and member.known.takes_auto for member in config.members):
+        return 'remove it: "auto" is DeepSpeed\'s default'
     others = [consumer.value for consumer in Consumer if consumer.resolves(path)]
     if not others:
         return "write the value"
     return f"write the value; a file for one that resolves it is linted with --for {' or '.join(others)}"
 
 
-def _autos(config: Config) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Paths where "auto" stands unresolved, and whether DeepSpeed drops it there."""
+def _autos(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths where "auto" stands unresolved, and what DeepSpeed does about it."""
+    who = "" if config.consumer is Consumer.NATIVE else f"not {config.consumer.label}, and "
+    fails, drops = f"{who}DeepSpeed fails on it", f"{who}DeepSpeed drops it, and the default holds"
     for member in config.members:
         known = member.known
         if known is not None and member.value == "auto" and not known.takes_auto:
             whole_section = known.subsection is not None and member.section.read_raw
-            if not config.consumer.resolves(member.path) and not whole_section:
-                yield member.path, not member.section.read_raw
+            if not whole_section:
+                yield member.path, fails if member.section.read_raw else drops
     for section in ("optimizer", "scheduler"):
         for key, value in config.section(section, "params").items():
-            path = (section, "params", key)
-            if value == "auto" and not config.consumer.resolves(path):
-                yield path, False
+            if value == "auto":
+                yield (section, "params", key), fails
+
+
+def _autos_refused(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths where "auto" stands that Accelerate has no value for: it looks at every key of every object."""
+    effect = f"{config.consumer.label} stops at it"
+    # That a section is an object is the matter of another rule.
+    sections = {member.path for member in config.members if member.known and member.known.subsection}
+    pending: list[tuple[tuple[str, ...], object]] = [((), config.data)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += [((*path, key), child) for key, child in value.items()]
+        elif value == "auto" and path not in sections and not config.consumer.resolves(path):
+            yield path, effect
 
 
 def _has_its_own_rule(member: Member) -> bool:
     if member.path == (_ZERO, "stage"):
         return True
-    batch = member.section is DsConfig and member.key in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-    )
+    batch = member.section is DsConfig and member.key in BATCH_SIZES
     number = isinstance(member.value, int | float) and not isinstance(member.value, bool)
     return batch and number and member.value < 1  # type: ignore[operator]

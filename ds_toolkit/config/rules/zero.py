@@ -40,8 +40,8 @@ _STAGES: dict[str, tuple[int, ...]] = {
 def no_such_stage(config: Config) -> Iterator[Problem]:
     """The ZeRO stage is none of 0, 1, 2 and 3.
 
-    DeepSpeed drops `"auto"` in silence and trains at stage 0; other values stop it at the start. Of the
-    programs that hand it over, Accelerate alone resolves `"auto"` here.
+    DeepSpeed drops `"auto"` in silence and trains at stage 0; other values stop it at the start. Accelerate,
+    and the Trainer, which uses it, put a stage in its place: 2 unless they are told otherwise.
 
     Bad:
         {"train_batch_size": 8, "zero_optimization": {"stage": "auto"}}
@@ -257,7 +257,9 @@ def weights_not_gathered(config: Config) -> Iterator[Problem]:
     said = next((name for name in names if name in config.zero), None)
     if config.zero_stage != 3 or (said is None and config.consumer is Consumer.NATIVE):
         return
-    if said is None or not (is_true(config.zero[said]) or config.zero[said] == "auto"):
+    # Accelerate asks about it; for the Trainer alone "auto" comes to false.
+    open_ = said is not None and config.zero[said] == "auto" and config.consumer is not Consumer.HF
+    if said is None or not (is_true(config.zero[said]) or open_):
         message = "nothing saves the whole model at stage 3: its 16-bit weights are not gathered"
         yield Problem(json_pointer(_ZERO, said or _GATHER), message, f'write "{_GATHER}": true')
 
