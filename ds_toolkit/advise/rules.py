@@ -164,8 +164,11 @@ def infiniband_off_on_infiniband(plan: Plan) -> Iterator[Problem]:
         NCCL_IB_DISABLE=1
     Good (model=7B, network=100GbE, nodes=2):
         NCCL_IB_DISABLE=1
+    Good (model=7B, network=400Gb-IB, nodes=1):
+        NCCL_IB_DISABLE=1
     """
-    if plan.variables.get("NCCL_IB_DISABLE") == "1" and _is_infiniband(plan.network):
+    on_one_host = plan.cluster is not None and plan.cluster.num_nodes == 1
+    if plan.variables.get("NCCL_IB_DISABLE") == "1" and _is_infiniband(plan.network) and not on_one_host:
         message = f"{plan.network.name if plan.network else ''} is left unused: NCCL falls back to sockets"
         yield Problem("NCCL_IB_DISABLE", message, "remove the line")
 

@@ -68,7 +68,7 @@ class Model:
 
     def __post_init__(self) -> None:
         for name in ("num_parameters", "num_layers", "hidden_size", "vocabulary_size"):
-            _at_least_one(getattr(self, name), name.replace("_", " "))
+            _at_least_one(getattr(self, name), name.replace("num_", "number of ").replace("_", " "))
         if self.tensor_sizes and sum(self.tensor_sizes) != self.num_parameters:
             raise ToolkitError(
                 f"{len(self.tensor_sizes)} tensors hold {sum(self.tensor_sizes)} parameters,"
@@ -98,7 +98,7 @@ class Model:
         it between 64 (GPT-3 125M) and 128 (GPT-3 175B, Llama 7B); 64 is taken below 1B parameters, else 128.
         Below 30M a vocabulary of 32,000 would swallow the model, so bytes are assumed.
         """
-        _at_least_one(num_parameters, "num parameters")
+        _at_least_one(num_parameters, "number of parameters")
         aspect_ratio = 64 if num_parameters < 10**9 else 128
         vocabulary_size = 256 if num_parameters < 3 * 10**7 else 32_000
         granularity = 16 if num_parameters < 10**6 else 64

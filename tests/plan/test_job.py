@@ -29,7 +29,7 @@ def test_a_guessed_shape_holds_about_as_many_parameters(num_parameters: int) -> 
 
 @pytest.mark.parametrize("num_parameters", [0, -1])
 def test_a_model_has_parameters(num_parameters: int) -> None:
-    with pytest.raises(ToolkitError, match="num parameters"):
+    with pytest.raises(ToolkitError, match="number of parameters is"):
         Model.from_count(num_parameters)
 
 
