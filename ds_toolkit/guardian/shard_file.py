@@ -4,8 +4,8 @@ torch writes the pickle first and the storages behind it, so that all of them mo
 byte (a step counter that passes 255 is enough). Here the storages come first and the pickle last: where each
 lies depends on the sizes alone, and a snapshot may be copied there while its pickle is not yet made.
 
-Format: PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3 (zip64). The members
-are those of torch's `_save` (torch/serialization.py) and PyTorchStreamWriter (caffe2/serialize, inline_container.cc).
+Format: PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3 (zip64). Members are those of
+torch's `_save` (torch/serialization.py) and of PyTorchStreamWriter (caffe2/serialize).
 torch reads members by name, in any order.
 """
 
