@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ds_toolkit.checkpoint.examined import ExaminedTag
+from ds_toolkit.checkpoint.legacy import is_legacy, read_legacy
 from ds_toolkit.checkpoint.manifest import ManifestFile
 from ds_toolkit.checkpoint.named_ranges import NamedRange, named_ranges
 from ds_toolkit.checkpoint.values import count_not_finite
 from ds_toolkit.checkpoint.ziparchive import MalformedArchiveError, Member, read_members
+from ds_toolkit.errors import ToolkitError
 
 PIECE_BYTES = 2 * 2**20
 MAX_THREADS = 8
@@ -143,12 +145,12 @@ def _read(job: _Job, tick: Callable[[int], None]) -> _Read:
         if job.listed is not None:
             crc32 = _crc32(descriptor, 0, job.size_bytes, counter.add, tick)
             if crc32 != job.listed.crc32:
-                where = _where_changed(descriptor)
+                where = _where_changed(descriptor, job.path)
                 saved = f"its CRC-32 is {crc32:08x}, and the manifest says {job.listed.crc32:08x}"
                 result.changed = f"{saved}{f' ({where})' if where else ''}"
         else:
-            result.changed = _changed_members(descriptor, counter.add, tick)
-    except (OSError, MalformedArchiveError) as error:
+            result.changed = _changed_members(descriptor, job.path, counter.add, tick)
+    except (OSError, MalformedArchiveError, ToolkitError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         result.unreadable = f"the file cannot be read to its end: {why}"
     finally:
@@ -157,18 +159,20 @@ def _read(job: _Job, tick: Callable[[int], None]) -> _Read:
     return result
 
 
-def _where_changed(descriptor: int) -> str | None:
+def _where_changed(descriptor: int, path: Path) -> str | None:
     """Which member it is, of a file that is known to have changed; reads it once more."""
     try:
-        return _changed_members(descriptor, lambda *_: None, lambda _: None)
-    except MalformedArchiveError:
+        return _changed_members(descriptor, path, lambda *_: None, lambda _: None)
+    except (MalformedArchiveError, ToolkitError):
         return None
 
 
 def _changed_members(
-    descriptor: int, add: Callable[[int, memoryview], None], tick: Callable[[int], None]
+    descriptor: int, path: Path, add: Callable[[int, memoryview], None], tick: Callable[[int], None]
 ) -> str | None:
-    members = read_members(descriptor).values()
+    # torch's old format has no checksums: its storages are read for their values.
+    places = read_legacy(descriptor, path)[1] if is_legacy(descriptor) else read_members(descriptor)
+    members = places.values()
     changed = [member for member in members if _is_changed(descriptor, member, add, tick)]
     if not changed:
         return None
@@ -195,8 +199,7 @@ def _crc32(
     """CRC-32 of a byte range, every piece of which is handed to `add`."""
     crc32, buffer = 0, memoryview(bytearray(PIECE_BYTES))
     while position < end:
-        # Pieces end at multiples of their size, so that no element that is aligned is cut in two.
-        wanted = min(PIECE_BYTES - position % PIECE_BYTES, end - position)
+        wanted = min(PIECE_BYTES, end - position)
         count = 0
         while count < wanted:
             num_read = os.preadv(descriptor, [buffer[count:wanted]], position + count)
@@ -211,12 +214,14 @@ def _crc32(
 
 
 class _Counter:
-    """Counts odd values of a file's tensors while the file goes by."""
+    """Counts odd values of a file's tensors while the file goes by, in pieces that follow each other."""
 
     def __init__(self, ranges: Sequence[NamedRange]) -> None:
         self._ranges = ranges
         self._begins = [range_.begin for range_ in ranges]
         self._counts: dict[int, tuple[int, int]] = {}
+        # The first bytes of an element that the last piece ended in, and whose range it is.
+        self._begun: tuple[int, bytes] = (-1, b"")
 
     def add(self, position: int, piece: memoryview) -> None:
         end = position + len(piece)
@@ -225,13 +230,28 @@ class _Counter:
             range_ = self._ranges[index]
             first, last = max(range_.begin, position), min(range_.end, end)
             if first < last:
-                num_nan, num_infinite = count_not_finite(
-                    piece[first - position : last - position], range_.dtype
-                )
-                if num_nan or num_infinite:
-                    nan, infinite = self._counts.get(index, (0, 0))
-                    self._counts[index] = (nan + num_nan, infinite + num_infinite)
+                self._count(index, piece[first - position : last - position])
             index += 1
+
+    def _count(self, index: int, data: memoryview) -> None:
+        dtype = self._ranges[index].dtype
+        begun = self._begun[1] if self._begun[0] == index else b""
+        num_first = -len(begun) % dtype.size_bytes
+        if begun and len(data) >= num_first:
+            self._count_whole(index, begun + bytes(data[:num_first]))
+            data, begun = data[num_first:], b""
+        if begun:
+            self._begun = (index, begun + bytes(data))
+            return
+        num_whole = len(data) // dtype.size_bytes * dtype.size_bytes
+        self._begun = (index, bytes(data[num_whole:]))
+        self._count_whole(index, data[:num_whole])
+
+    def _count_whole(self, index: int, data: bytes | memoryview) -> None:
+        num_nan, num_infinite = count_not_finite(data, self._ranges[index].dtype)
+        if num_nan or num_infinite:
+            nan, infinite = self._counts.get(index, (0, 0))
+            self._counts[index] = (nan + num_nan, infinite + num_infinite)
 
     def found(self) -> list[tuple[NamedRange, int, int]]:
         return [(self._ranges[index], *counts) for index, counts in sorted(self._counts.items())]

@@ -15,7 +15,14 @@ from ds_toolkit.checkpoint.cells import Cell, read_cell
 from ds_toolkit.checkpoint.experts import with_experts
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.headers import Header, read_header
-from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, UnsupportedLayoutError, shard_files
+from ds_toolkit.checkpoint.layout import (
+    UNIVERSAL_FOLDER,
+    ShardFile,
+    ShardKind,
+    UnsupportedLayoutError,
+    parameter_files,
+    shard_files,
+)
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ds_toolkit.checkpoint.shards import Shard, WrongSizeError, open_shard
 from ds_toolkit.checkpoint.states import model_states, optimizer_states
@@ -35,18 +42,17 @@ _STATES = (ShardKind.MODEL, ShardKind.OPTIMIZER)
 
 @dataclass(frozen=True, eq=False)
 class ExaminedFile:
-    """One of DeepSpeed's files: its name's meaning, its structure and header, or why there are none."""
+    """One of DeepSpeed's files: its name's meaning, its structure and header, or why there are none.
 
+    `name` is its name in the tag's folder.
+    """
+
+    name: str
     file: ShardFile
     size_bytes: int
     shard: Shard | None
     header: Header
     error: ToolkitError | None
-
-    @property
-    def name(self) -> str:
-        """Its name in the tag's folder."""
-        return self.file.path.name
 
     @property
     def root(self) -> dict[str, Any]:
@@ -105,7 +111,7 @@ class ExaminedTag:
     @property
     def is_universal(self) -> bool:
         """Whether it is a universal checkpoint, which keeps each parameter in a folder of its own."""
-        return (self.folder / "zero").is_dir()
+        return (self.folder / UNIVERSAL_FOLDER).is_dir()
 
     def of_kind(self, *kinds: ShardKind) -> list[ExaminedFile]:
         """The files of these kinds, in the order of the ranks."""
@@ -200,7 +206,7 @@ def examine(folder: Path) -> ExaminedTag:
         ToolkitError: the folder cannot be listed.
     """
     try:
-        found = shard_files(folder)
+        found = [*shard_files(folder), *parameter_files(folder)]
     except OSError as error:
         raise ToolkitError("a tag cannot be read", where=folder, why=error.strerror) from error
     manifest, manifest_error = None, None
@@ -209,7 +215,8 @@ def examine(folder: Path) -> ExaminedTag:
             manifest = Manifest.read(folder)
     except ToolkitError as error:
         manifest_error = error
-    return ExaminedTag(folder, tuple(map(_examined, found)), manifest, manifest_error)
+    files = tuple(_examined(folder, file) for file in found)
+    return ExaminedTag(folder, files, manifest, manifest_error)
 
 
 def tensors_in(root: Any) -> Iterator[tuple[str, Any]]:
@@ -241,7 +248,8 @@ def num_parameters_of(file: ExaminedFile) -> int | None:
     return sum(math.prod(shape) for group in groups for shape in group.values()) or None
 
 
-def _examined(file: ShardFile) -> ExaminedFile:
+def _examined(folder: Path, file: ShardFile) -> ExaminedFile:
+    name = file.path.relative_to(folder).as_posix()
     shard, size_bytes = None, 0
     try:
         size_bytes = file.path.stat().st_size
@@ -253,9 +261,9 @@ def _examined(file: ShardFile) -> ExaminedFile:
     except UnsupportedLayoutError:
         pass
     except ToolkitError as error:
-        return ExaminedFile(file, size_bytes, None, Header(), error)
+        return ExaminedFile(name, file, size_bytes, None, Header(), error)
     header = read_header(file.kind, shard) if shard is not None else Header()
-    return ExaminedFile(file, size_bytes, shard, header, None)
+    return ExaminedFile(name, file, size_bytes, shard, header, None)
 
 
 def _state(file: ExaminedFile) -> dict[str, Any]:

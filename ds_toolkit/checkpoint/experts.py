@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from ds_toolkit.checkpoint.cells import Cell, agree, unnamed_masters
 from ds_toolkit.checkpoint.fields import Fields
+from ds_toolkit.checkpoint.headers import base_state
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.partitions import flat_group_parameters, only_groups
 from ds_toolkit.checkpoint.samples import seem_equal
@@ -222,9 +223,8 @@ def _masters_of_other_ranks(tag: TagFiles, cell: Cell) -> Iterator[tuple[Unnamed
     The first one's are those of the model states. The others have the weights that are no experts once more,
     and those of layers whose experts fewer ranks share out.
     """
-    files = [file.path.name for file in tag.names_of(ShardKind.EXPERT)] if cell.unnamed_masters else []
     seen: set[tuple[str, int]] = set()
-    for name in sorted((name for name in files if name.startswith("expp_rank_")), key=_expp_rank):
+    for name in _optimizer_names(tag, cell):
         shard = tag.open(name)
         optimizer = Fields(shard, shard.root).mapping("optimizer")
         groups = expert_groups(optimizer.get("optimizer_state_dict"))
@@ -243,6 +243,24 @@ def _masters_of_other_ranks(tag: TagFiles, cell: Cell) -> Iterator[tuple[Unnamed
             if (group, ep_rank) not in seen and rank > 0:
                 yield masters
             seen.add((group, ep_rank))
+
+
+def _optimizer_names(tag: TagFiles, cell: Cell) -> list[str]:
+    """The optimizer's files of stage 0: one for each rank of the largest group of ranks that share experts.
+
+    The model states have what the first one has, and say how many there should be.
+    """
+    optimizer = cell.model.optimizer
+    groups = expert_groups(base_state(optimizer) or optimizer)
+    num_ranks = max((_ep_size(cell.model.shard, group) for group in groups if group is not None), default=0)
+    found = [file.path.name for file in tag.names_of(ShardKind.EXPERT)]
+    found = sorted((name for name in found if name.startswith("expp_rank_")), key=_expp_rank)
+    for rank in range(num_ranks):
+        name = f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
+        if name not in found:
+            # It says that the file is missing.
+            tag.open(name)
+    return found if cell.unnamed_masters else []
 
 
 def _ep_size(shard: Shard, group: str) -> int:

@@ -13,6 +13,8 @@ from ds_toolkit.errors import ToolkitError
 LATEST = "latest"
 # DeepSpeed's converter to universal checkpoints writes this one, beside `latest` or in a folder of its own.
 LATEST_UNIVERSAL = "latest_universal"
+# In a universal checkpoint, which keeps each parameter in a folder of its own.
+UNIVERSAL_FOLDER = "zero"
 
 
 class ShardKind(Enum):
@@ -22,6 +24,7 @@ class ShardKind(Enum):
     OPTIMIZER = "optimizer states"
     LAYER = "pipeline layer"
     EXPERT = "experts"
+    PARAMETER = "universal parameter"
 
 
 # DeepSpeed's engine makes these names in `_get_ckpt_name`, `_get_optimizer_ckpt_name` and
@@ -75,6 +78,12 @@ def shard_files(tag_folder: Path) -> list[ShardFile]:
     """DeepSpeed's own files of a tag, by rank; whatever else lies there (manifest, scripts) is left out."""
     parsed = (parse_shard_name(path) for path in tag_folder.iterdir() if path.is_file())
     return sorted((file for file in parsed if file is not None), key=lambda file: file.order)
+
+
+def parameter_files(tag_folder: Path) -> list[ShardFile]:
+    """The files of a universal checkpoint that hold a parameter or a state of its optimizer each."""
+    paths = sorted((tag_folder / UNIVERSAL_FOLDER).rglob("*.pt"))
+    return [ShardFile(path, ShardKind.PARAMETER, 0) for path in paths if path.is_file()]
 
 
 def is_tag_folder(folder: Path) -> bool:

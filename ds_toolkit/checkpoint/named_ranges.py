@@ -53,9 +53,12 @@ def named_ranges(tag: ExaminedTag) -> dict[Path, list[NamedRange]]:
         if file.shard is not None:
             beside = dict(_beside_groups(file))
             weights = by_path.get(file.file.path, {})
-            named = _named(file.shard, beside, weights)
-            others = _by_key(file, file.shard, beside, bool(weights))
-            ranges[file.file.path] = _swept([*named, *others])
+            named = [*_named(file.shard, beside, weights)]
+            if file.file.kind is ShardKind.PARAMETER:
+                named += _of_parameter(file, file.shard)
+            else:
+                named += _by_key(file, file.shard, beside, bool(weights))
+            ranges[file.file.path] = _swept(named)
     return ranges
 
 
@@ -99,6 +102,16 @@ def _by_key(
         yield _range(place, record.dtype, name, what, name in file.buffer_names, record in beside)
 
 
+def _of_parameter(file: ExaminedFile, shard: Shard) -> Iterator[NamedRange]:
+    """The tensors of a universal checkpoint's file, called after its folder."""
+    path = Path(file.name)
+    what = "weight" if path.stem == "fp32" else path.stem
+    for _, record in tensors_in(shard.root):
+        place = _span(shard, record)
+        if place is not None:
+            yield _range(place, record.dtype, "/".join(path.parts[1:-1]) or path.name, what)
+
+
 def _shifted(
     shard: Shard, record: TensorRecord, what: str, group: TensorRecord, weights: Mapping[Slice, str]
 ) -> Iterator[NamedRange]:
@@ -120,11 +133,9 @@ def _span(shard: Shard, record: TensorRecord) -> Slice | None:
     if not record.num_elements or not can_be_counted(record.dtype):
         return None
     try:
-        place = shard.span(record)
+        return shard.span(record)
     except ToolkitError:
         return None
-    # Never seen: torch aligns storages. Elements across the border of two pieces could not be counted.
-    return place if place.offset_bytes % min(record.dtype.size_bytes, 8) == 0 else None
 
 
 def _range(

@@ -13,6 +13,10 @@ from ds_toolkit.checkpoint.reductions import REDUCTIONS, Global, Inert, Reductio
 # Calls such as `torch.Size(list)` copy what a few bytes of pickle refer to; only this much may be copied.
 _COPIED_ITEMS_PER_BYTE = 4
 _MAX_KEY_DEPTH = 4
+# A byte of pickle can make a container of a hundred bytes. 600,000 tensors need as many as this.
+_MAX_CONTAINERS = 2**23
+# What an inert call or a set takes, in plain containers.
+LARGE = 4
 _STOP = ord(".")
 
 
@@ -40,6 +44,7 @@ class PickleMachine:
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
     copied_items: int = 0
+    num_containers: int = 0
     storages: dict[str, StorageRecord] = field(default_factory=dict)
     result: Any = None
 
@@ -105,6 +110,12 @@ class PickleMachine:
 
     # Building.
 
+    def count(self, num_containers: int) -> None:
+        """Account for memory that what is made takes, whatever the size of the pickle."""
+        self.num_containers += num_containers
+        if self.num_containers > _MAX_CONTAINERS:
+            raise MalformedPickleError("it makes absurdly many objects")
+
     def append(self, target: Any, items: list[Any]) -> None:
         if isinstance(target, list):
             target.extend(items)
@@ -135,6 +146,7 @@ class PickleMachine:
         """Push what a call would give: plain data for the few calls on the list, else an inert record."""
         if not isinstance(arguments, tuple):
             raise MalformedPickleError("the arguments of a call are no tuple")
+        self.count(LARGE)
         reduction: Reduction | None = REDUCTIONS.get(function) if isinstance(function, Global) else None
         if reduction is None:
             self.stack.append(Inert(function, arguments))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ds_toolkit.checkpoint.cells import Cell, CellStates, agree, cell_of, open_cell
+from ds_toolkit.checkpoint.headers import base_state
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.samples import seem_equal
@@ -24,6 +27,9 @@ from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _TIED = "tied_modules."
+# States of an optimizer that have the shape of their parameter.
+_SHAPED_STATES = ("exp_avg", "momentum_buffer")
+_NUM_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def read_stages(
     layers = list(_layers(tag, tp_rank))
     cells = [_stage(open_cell(tag, stage * tp_degree + tp_rank), shared) for stage in range(pp_degree)]
     _check_layers(tag, layers, cells)
+    _check_states(tag, layers, cells)
     tied = _TiedModules(cells)
     prefixes = {layer.index: tied.prefix(layer) for layer in layers}
     _check_shapes(layers, prefixes, cells)
@@ -77,7 +84,8 @@ def read_stages(
         )
         owned[stage].append(layer)
     cells = [_completed(cell, part, prefixes) for cell, part in zip(cells, owned, strict=True)]
-    return [dataclasses.replace(cells[0], notes=(*cells[0].notes, *tied.notes)), *cells[1:]]
+    notes = (*cells[0].notes, *tied.notes, *_gaps(layers))
+    return [dataclasses.replace(cells[0], notes=notes), *cells[1:]]
 
 
 def joined(stages: Sequence[Cell]) -> Cell:
@@ -215,6 +223,39 @@ def _check_layers(tag: TagFiles, layers: Sequence[_Layer], cells: Sequence[Cell]
                 )
             if number.isdecimal() and rest not in by_index[number].tensors:
                 raise _not_together(by_index[number].shard, f"it has no {name}")
+
+
+def _check_states(tag: TagFiles, layers: Sequence[_Layer], cells: Sequence[Cell]) -> None:
+    """Stage 0 in fp32 names no weights: at least there is one for each state of a stage's optimizer."""
+    there = Counter(record.shape for layer in layers for record in layer.tensors.values())
+    for stage, cell in enumerate(cells):
+        # A tied weight has states in each stage, and one file.
+        for shape in () if cell.ranks else Counter(_shapes_of_states(cell.model.optimizer)) - there:
+            raise ToolkitError(
+                "the file of a layer is missing",
+                where=tag.folder,
+                why=f"the optimizer of stage {stage} has more states of shape {shape} than there are weights",
+                fix="take another tag, or bring the file back",
+            )
+
+
+def _shapes_of_states(optimizer: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+    states = (base_state(optimizer) or optimizer).get("state")
+    # Flat groups tell no shapes.
+    if not isinstance(states, dict) or "fp32_groups_flat" in optimizer:
+        return
+    for entry in states.values():
+        found = [entry.get(key) for key in _SHAPED_STATES] if isinstance(entry, dict) else []
+        yield from [record.shape for record in found if isinstance(record, TensorRecord)][:1]
+
+
+def _gaps(layers: Sequence[_Layer]) -> Iterator[str]:
+    """Nothing counts a pipeline's layers, and those that are functions have no file."""
+    there = {layer.index for layer in layers}
+    absent = sorted(set(range(max(there, default=0))) - there)
+    if absent:
+        shown = ", ".join(map(str, absent[:_NUM_SHOWN])) + (", ..." if len(absent) > _NUM_SHOWN else "")
+        yield f"there is no file of the layers {shown}: they are functions without weights, or it was lost"
 
 
 def _check_shapes(layers: Sequence[_Layer], prefixes: Mapping[int, str], cells: Sequence[Cell]) -> None:

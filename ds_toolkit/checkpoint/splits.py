@@ -35,6 +35,10 @@ class UnknownSplitError(Exception):
     """A tensor cannot be put together from its parts; the text says why."""
 
 
+class UnrecordedSplitError(UnknownSplitError):
+    """Nothing is wrong with the parts; the checkpoint does not say how they belong together."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A box of a whole tensor, and where rank `rank` has it in its own shard."""
@@ -92,7 +96,7 @@ class RecordedSplits:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnknownSplitError("universal_checkpoint_info is not as DeepSpeed writes it") from error
         if version != _AFFINE_VERSION:
-            raise UnknownSplitError(f"its affine_map is of version {version!r}, which is not known")
+            raise UnrecordedSplitError(f"its affine_map is of version {version!r}, which is not known")
 
     def of(self, name: str, shapes: Sequence[Shape]) -> Split:
         """How the tensor was split into parts of these shapes, one a rank; proven to be all of it.
@@ -110,7 +114,7 @@ class RecordedSplits:
     def _recorded(self, name: str, shapes: Sequence[Shape]) -> tuple[Split, bool]:
         """The split, and whether it may be a vocabulary with rows that the model does not have."""
         for reason in self._unsupported.find(name):
-            raise UnknownSplitError(f"DeepSpeed recorded that it cannot be put together: {reason}")
+            raise UnrecordedSplitError(f"DeepSpeed recorded that it cannot be put together: {reason}")
         maps = self._affine.find(name)
         if len(maps) > 1:
             raise UnknownSplitError("several affine maps are recorded for it")
@@ -118,7 +122,7 @@ class RecordedSplits:
             # Its shape is that of the model before it was split: no vocabulary is padded in it.
             return _affine(maps[0], shapes), False
         if not self._says_something:
-            raise UnknownSplitError("the checkpoint does not record how its tensors are split")
+            raise UnrecordedSplitError("the checkpoint does not record how its tensors are split")
         return self._by_category(name, shapes), self._is(name, "vocabulary_parameter_patterns")
 
     def _by_category(self, name: str, shapes: Sequence[Shape]) -> Split:
@@ -147,7 +151,9 @@ class RecordedSplits:
             # Before, a single number counted sub-parameters of equal size.
             sizes = sizes if isinstance(sizes, list | tuple) else [num_whole // sizes] * sizes
             if any(size % self._num_ranks for size in sizes):
-                raise UnknownSplitError(f"sub-parameters of sizes {list(sizes)} and no widths are recorded")
+                raise UnrecordedSplitError(
+                    f"sub-parameters of sizes {list(sizes)} and no widths are recorded"
+                )
             widths = [[size // self._num_ranks] * self._num_ranks for size in sizes]
         _check_view(view, dimension, shapes)
         return _of_widths(shapes, dimension, widths)
@@ -155,7 +161,9 @@ class RecordedSplits:
     def _without_padding(self, split: Split) -> Split:
         size = self._info.get("original_vocab_size")
         if not isinstance(size, int) or size < 0:
-            raise UnknownSplitError("its vocabulary may be padded, and original_vocab_size is not recorded")
+            raise UnrecordedSplitError(
+                "its vocabulary may be padded, and original_vocab_size is not recorded"
+            )
         return _cut_to_rows(split, size) if split.shape[0] > size else split
 
     def _is(self, name: str, key: str) -> bool:
@@ -211,7 +219,7 @@ def _affine(entry: Mapping[str, Any], shapes: Sequence[Shape]) -> Split:
 
 def _affine_piece(rank: int, written: Mapping[str, Any], shape: Shape, shard_shape: Shape) -> Piece | None:
     if written.get("scale", 1.0) != 1.0:
-        raise UnknownSplitError("its parts are scaled, which is not undone")
+        raise UnrecordedSplitError("its parts are scaled, which is not undone")
     size = _numbers(written["shape"])
     if 0 in size:
         return None

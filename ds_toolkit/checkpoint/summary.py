@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ds_toolkit.checkpoint.examination import findings_of
 from ds_toolkit.checkpoint.examined import ExaminedFile, ExaminedTag, examine, num_parameters_of
-from ds_toolkit.checkpoint.headers import STAGE_OF_CONFIG
+from ds_toolkit.checkpoint.headers import STAGE_OF_CONFIG, base_state
 from ds_toolkit.checkpoint.layout import ShardKind, UnsupportedLayoutError
+from ds_toolkit.checkpoint.states import expert_groups
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Severity
@@ -23,6 +25,8 @@ class TagSummary:
     """One row; None is what nothing in the tag tells.
 
     Attributes:
+        ep_world_size: data-parallel ranks that share out the experts of a layer, of all layers the largest
+            number; 1 without experts.
         is_whole: False if something is wrong (`problems`), None if DeepSpeed alone wrote it, so that there
             is no proof, True if its manifest's files are there.
         committed_by: `ds_toolkit` if it has a manifest, else `DeepSpeed`.
@@ -44,6 +48,7 @@ class TagSummary:
     dp_world_size: int | None
     tp_world_size: int | None
     pp_world_size: int | None
+    ep_world_size: int | None
     precision: str | None
     ds_version: str | None
     is_whole: bool | None
@@ -81,7 +86,8 @@ def summarize(folder: Path) -> TagSummary:
     weights = tag.weights if isinstance(tag.weights, CheckpointMap) else None
     notes = [*weights.notes] if weights is not None else []
     if isinstance(tag.weights, UnsupportedLayoutError):
-        notes.append(tag.weights.what)
+        error = tag.weights
+        notes.append(f"{error.what}: {error.why}" if error.why else error.what)
     tp_world_size, pp_world_size = _degrees(tag, weights)
     manifest = tag.manifest
     committed = TOOLKIT if manifest is not None or tag.manifest_error is not None else DEEPSPEED
@@ -93,6 +99,7 @@ def summarize(folder: Path) -> TagSummary:
         dp_world_size=tag.dp_world_size,
         tp_world_size=tp_world_size,
         pp_world_size=pp_world_size,
+        ep_world_size=_ep_world_size(tag),
         precision=_precision(tag),
         ds_version=_first(tag, "DeepSpeed version"),
         is_whole=False if problems else (True if manifest is not None else None),
@@ -113,7 +120,8 @@ def summarize(folder: Path) -> TagSummary:
 def unreadable(folder: Path, error: ToolkitError | OSError) -> TagSummary:
     """The row of a tag that cannot even be listed."""
     why = error.what if isinstance(error, ToolkitError) else f"it cannot be read: {error.strerror}"
-    numbers = dict.fromkeys(("step", "stage", "dp_world_size", "tp_world_size", "pp_world_size"))
+    degrees = ("dp_world_size", "tp_world_size", "pp_world_size", "ep_world_size")
+    numbers = dict.fromkeys(("step", "stage", *degrees))
     counts = dict.fromkeys(("num_parameters", "num_frozen", "num_tied", "num_buffers"))
     return TagSummary(
         folder=folder,
@@ -150,6 +158,21 @@ def _degrees(tag: ExaminedTag, weights: CheckpointMap | None) -> tuple[int | Non
     if not isinstance(layout, dict):
         return None, None
     return layout.get("tp_degree"), layout.get("pp_degree")
+
+
+def _ep_world_size(tag: ExaminedTag) -> int | None:
+    """Groups of experts' parameters are called after it (deepspeed/moe/layer.py, `expert_group_name`)."""
+    sizes = []
+    for file in tag.files:
+        for key in ("optimizer_state_dict", "optimizer"):
+            state = file.root.get(key)
+            state = state if isinstance(state, dict) else {}
+            for group in expert_groups(base_state(state) or state):
+                match = re.fullmatch(r"ep_size_(\d{1,9})", group or "", re.ASCII)
+                sizes += [int(match[1])] if match else []
+    if tag.of_kind(ShardKind.EXPERT) or not any(file.root for file in tag.of_kind(ShardKind.MODEL)):
+        return max(sizes, default=None)
+    return max(sizes, default=1)
 
 
 def _stage(tag: ExaminedTag, weights: CheckpointMap | None) -> int | None:

@@ -102,11 +102,15 @@ def tensors_not_covered(tag: ExaminedTag) -> Iterator[Problem]:
         return
     if isinstance(tag.weights, ToolkitError):
         error = tag.weights
-        where = Path(error.where).name if error.where and Path(error.where) != tag.folder else ""
+        path = Path(error.where or tag.folder)
+        # In a universal checkpoint files of one name lie in many folders.
+        inside = path.is_relative_to(tag.folder) and path != tag.folder
+        where = path.relative_to(tag.folder).as_posix() if inside else ""
         yield Problem(where, _told(error), "use another tag")
         return
     for path, message in coverage_problems(tag, tag.weights):
-        yield Problem("" if path == tag.folder else path.name, message, "use another tag")
+        name = "" if path == tag.folder else path.relative_to(tag.folder).as_posix()
+        yield Problem(name, message, "use another tag")
 
 
 @TAG_RULES.rule("DS907", "left-over-shard", Severity.ERROR)
@@ -194,7 +198,7 @@ def unknown_layout(tag: ExaminedTag) -> Iterator[Problem]:
         files of ZeRO stage 0, 1, 2 or 3
     """
     if isinstance(tag.weights, UnsupportedLayoutError):
-        yield Problem("", f"not every tensor was checked: {tag.weights.what}")
+        yield Problem("", f"not every tensor was checked: {_told(tag.weights)}")
 
 
 def _told(error: ToolkitError) -> str:

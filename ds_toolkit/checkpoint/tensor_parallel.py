@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from ds_toolkit.checkpoint.boxes import Box
 from ds_toolkit.checkpoint.cells import Cell
-from ds_toolkit.checkpoint.splits import Piece, RecordedSplits, Split, UnknownSplitError, replicated
+from ds_toolkit.checkpoint.layout import UnsupportedLayoutError
+from ds_toolkit.checkpoint.splits import (
+    Piece,
+    RecordedSplits,
+    Split,
+    UnknownSplitError,
+    UnrecordedSplitError,
+    replicated,
+)
 from ds_toolkit.checkpoint.tensors import (
     Block,
     Part,
@@ -37,7 +45,7 @@ def merged(cells: Sequence[Cell]) -> Cell:
     try:
         recorded = RecordedSplits(first.model.universal_info, len(cells), where)
     except UnknownSplitError as error:
-        raise ToolkitError(
+        raise _kind_of(error)(
             "how tensor parallelism split this model is not known", where=where, why=str(error)
         ) from error
     tensors: dict[str, StoredTensor] = {}
@@ -49,7 +57,7 @@ def merged(cells: Sequence[Cell]) -> Cell:
             tensors[name] = _joined(split, parts)
             replicas += _replicas(split, parts)
         except UnknownSplitError as error:
-            raise ToolkitError(
+            raise _kind_of(error)(
                 f"the tensor {name} cannot be put together from its tensor-parallel parts",
                 where=where,
                 why=str(error),
@@ -61,6 +69,11 @@ def merged(cells: Sequence[Cell]) -> Cell:
         unnamed_masters=tuple(group for cell in cells for group in cell.unnamed_masters),
         replicas=tuple(replicas),
     )
+
+
+def _kind_of(error: UnknownSplitError) -> type[ToolkitError]:
+    """A checkpoint that does not say how its parts belong together is not damaged, and can be resumed."""
+    return UnsupportedLayoutError if isinstance(error, UnrecordedSplitError) else ToolkitError
 
 
 def _check_agreement(cells: Sequence[Cell]) -> None:

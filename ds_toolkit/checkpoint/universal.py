@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ds_toolkit.checkpoint.cells import Cell, agree, assembled
 from ds_toolkit.checkpoint.experts import num_experts_named
-from ds_toolkit.checkpoint.layout import ShardKind, unsupported
+from ds_toolkit.checkpoint.layout import UNIVERSAL_FOLDER, ShardKind, unsupported
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.states import ModelStates, model_states, zero_stage
 from ds_toolkit.checkpoint.tag_files import TagFiles
@@ -22,12 +22,10 @@ from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
 from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
-_FOLDER = "zero"
-
 
 def is_universal(folder: Path) -> bool:
     """Whether a tag's folder is what DeepSpeed's converter writes."""
-    return (folder / _FOLDER).is_dir()
+    return (folder / UNIVERSAL_FOLDER).is_dir()
 
 
 def read_universal(tag: TagFiles) -> CheckpointMap:
@@ -36,7 +34,7 @@ def read_universal(tag: TagFiles) -> CheckpointMap:
     Raises:
         ToolkitError: a file is missing or damaged, or the checkpoint holds parts of tensors alone.
     """
-    optimizer = tag.open(f"{_FOLDER}/optimizer_state.pt")
+    optimizer = tag.open(f"{UNIVERSAL_FOLDER}/optimizer_state.pt")
     stage = zero_stage(optimizer)
     cells = [_cell(tag, models, stage) for models in _models(tag)]
     first = cells[0]
@@ -101,7 +99,7 @@ def _trained(
         raise ToolkitError(
             f"a parameter is called {name}, which leads out of the checkpoint", where=tag.folder
         )
-    shard = tag.open(f"{_FOLDER}/{name}/fp32.pt")
+    shard = tag.open(f"{UNIVERSAL_FOLDER}/{name}/fp32.pt")
     is_mapping = isinstance(shard.root, dict)
     record = shard.root.get("param") if is_mapping else shard.root
     if not isinstance(record, TensorRecord):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_toolkit.checkpoint.pickle_machine import (
+    LARGE,
     MARK,
     MalformedPickleError,
     Opcode,
@@ -82,8 +83,12 @@ def _push(value: Callable[[PickleMachine], Any]) -> Opcode:
     return opcode
 
 
-def _fresh(make: Callable[[], Any]) -> Opcode:
-    return _push(lambda _: make())
+def _fresh(make: Callable[[], Any], size: int = 1) -> Opcode:
+    def opcode(machine: PickleMachine) -> None:
+        machine.count(size)
+        machine.stack.append(make())
+
+    return opcode
 
 
 def _constant(value: Any) -> Opcode:
@@ -107,8 +112,17 @@ def _onto(method: Callable[[PickleMachine, Any, list[Any]], None], *, one: int) 
     return opcode
 
 
-def _tuple(count: int) -> Callable[[PickleMachine], Any]:
-    return lambda machine: tuple([machine.pop() for _ in range(count)][::-1])
+def _tuple(size: int) -> Callable[[PickleMachine], Any]:
+    def value(machine: PickleMachine) -> Any:
+        machine.count(1)
+        return tuple([machine.pop() for _ in range(size)][::-1])
+
+    return value
+
+
+def _tuple_to_mark(machine: PickleMachine) -> Any:
+    machine.count(1)
+    return tuple(machine.pop_mark())
 
 
 def _stack_global(machine: PickleMachine) -> Any:
@@ -124,6 +138,7 @@ def _reduce(machine: PickleMachine) -> None:
 
 
 def _new_object_with_keywords(machine: PickleMachine) -> Any:
+    machine.count(LARGE)
     keywords, arguments, function = machine.pop(), machine.pop(), machine.pop()
     return Inert(function, (*arguments, keywords))
 
@@ -148,6 +163,7 @@ def _skip(format_: str) -> Opcode:
 
 
 def _frozen_set(machine: PickleMachine) -> Any:
+    machine.count(LARGE)
     return frozenset(checked_key(item) for item in machine.pop_mark())
 
 
@@ -177,8 +193,8 @@ _BY_SYMBOL: dict[str, Opcode] = {
     "]": _fresh(list),
     "}": _fresh(dict),
     ")": _constant(()),
-    "\x8f": _fresh(set),
-    "t": _push(lambda m: tuple(m.pop_mark())),
+    "\x8f": _fresh(set, LARGE),
+    "t": _push(_tuple_to_mark),
     "\x85": _push(_tuple(1)),
     "\x86": _push(_tuple(2)),
     "\x87": _push(_tuple(3)),

@@ -59,8 +59,9 @@ def consolidate(
     """
     from ds_toolkit.cli.consolidate_report import print_result, progress_of
     from ds_toolkit.convert import consolidate as room
+    from ds_toolkit.errors import printable
 
-    with progress_of(Path(out).name, silent=as_json) as progress:
+    with progress_of(printable(Path(out).name), silent=as_json) as progress:
         result = room.consolidate(
             checkpoint,
             out,

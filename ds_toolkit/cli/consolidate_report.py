@@ -62,12 +62,13 @@ def _lines(name: str) -> Progress:
 def print_result(result: Consolidated, *, as_json: bool) -> None:
     """The summary on standard output."""
     from ds_toolkit.cli.output import console, print_json
+    from ds_toolkit.errors import printable
 
     if as_json:
         print_json(_as_json(result))
     else:
-        # Names may hold brackets, which are no markup.
-        console().print("\n".join(_summary(result)), markup=False)
+        # Names may hold brackets, which are no markup, and what would steer the terminal.
+        console().print("\n".join(map(printable, _summary(result))), markup=False)
 
 
 def _as_json(result: Consolidated) -> dict[str, object]:

@@ -79,7 +79,8 @@ def _lines(summary: TagSummary, latest: str | None) -> Iterator[str]:
         f"{precision or 'unknown precision'}, DeepSpeed {version or 'unknown'}"
     )
     degrees = (("dp", summary.dp_world_size), ("tp", summary.tp_world_size), ("pp", summary.pp_world_size))
-    yield f"  ranks       {' x '.join(f'{name} {_known(size)}' for name, size in degrees)}"
+    split = " x ".join(f"{name} {_known(size)}" for name, size in degrees)
+    yield f"  ranks       {split}, ep {_known(summary.ep_world_size)}"
     if summary.num_parameters is not None:
         counts = [f"{format_count(summary.num_parameters)} parameters"]
         if summary.num_frozen is not None:

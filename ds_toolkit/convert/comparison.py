@@ -100,7 +100,7 @@ def compare_with_upstream(
     asked = {
         "directory": os.fspath(folder.parent),
         "tag": folder.name,
-        "output": os.fspath(target.path.resolve()),
+        "output": os.fspath(_written(target)),
         "dtype": _TORCH_DTYPES[dtype],
         "names": names,
         "known": list(weights.names),
@@ -114,6 +114,15 @@ def compare_with_upstream(
         left_out=() if told["unreadable"] else tuple(name for name in names if name not in seen),
         unreadable=told["unreadable"],
     )
+
+
+def _written(target: Target) -> Path:
+    """The file that names all tensors of the output: a folder may hold other weights, or a checkpoint."""
+    path = target.path.resolve()
+    if not target.is_folder:
+        return path
+    index = path / target.format.index
+    return index if index.exists() else path / target.format.single
 
 
 def _run(asked: Mapping[str, Any]) -> dict[str, Any]:

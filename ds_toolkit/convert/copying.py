@@ -178,7 +178,7 @@ class _Crew:
 
         raw = piece.fill(buffer, read)
         data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
-        crc = self._written_crc(raw, data, read_crcs)
+        crc = self._written_crc(piece, data, read_crcs)
         self._write(piece.destination_offset_bytes, data)
         with self._lock:
             for read_crc in read_crcs:
@@ -190,12 +190,13 @@ class _Crew:
                 self._progress(self._done_bytes, self._total_bytes)
 
     def _written_crc(
-        self, raw: memoryview, data: memoryview, read_crcs: Sequence[tuple[Path, int, int, int]]
+        self, piece: Move | Gather, data: memoryview, read_crcs: Sequence[tuple[Path, int, int, int]]
     ) -> int:
         if self._crcs is None:
             return 0
-        # What is written as it was read has one CRC.
-        return read_crcs[0][3] if data is raw and len(read_crcs) == 1 else zlib.crc32(data)
+        # A range that is written as it was read has one CRC; what is gathered may be in another order.
+        is_as_read = isinstance(piece, Move) and piece.source_dtype == piece.destination_dtype
+        return read_crcs[0][3] if is_as_read and read_crcs else zlib.crc32(data)
 
     def _write(self, offset_bytes: int, data: memoryview) -> None:
         num_written = 0

@@ -104,6 +104,8 @@ def find_target(out: str | os.PathLike[str], format_name: str | None, *, force: 
     Raises:
         ToolkitError: nothing can be written there, or something is there already.
     """
+    if not os.fspath(out):
+        raise ToolkitError("the output has no name", fix="name a file, or a folder; `.` is the current one")
     # A bare `.` has no name that a hidden folder could be called after.
     path = Path(out) if Path(out).name else Path(out).resolve()
     if format_name is not None and format_name not in FORMATS:

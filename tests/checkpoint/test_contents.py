@@ -48,7 +48,7 @@ def test_parts_of_complex_values_count_and_whole_numbers_do_not() -> None:
     assert count_not_finite(b"", DTYPES["float32"]) == (0, 0)
 
 
-def write_stage0(folder: Path, module: dict[str, torch.Tensor]) -> Path:
+def write_stage0(folder: Path, module: dict[str, torch.Tensor], *, as_zip: bool = True) -> Path:
     folder.mkdir()
     state = {
         "module": module,
@@ -59,7 +59,7 @@ def write_stage0(folder: Path, module: dict[str, torch.Tensor]) -> Path:
         "mp_world_size": 1,
         "ds_version": "0.19.8",
     }
-    torch.save(state, folder / MODEL)
+    torch.save(state, folder / MODEL, _use_new_zipfile_serialization=as_zip)
     return folder
 
 
@@ -87,6 +87,28 @@ def test_a_file_of_many_pieces(
     flip(path, path.read_bytes().index(torch.ones(3).numpy().tobytes()) + 40)
     (changed,) = read_contents(examine(folder), num_threads=num_threads).changed.values()
     assert f"{path.stem}/data/1" in changed
+
+
+@pytest.mark.parametrize("manifest", [False, True])
+@pytest.mark.parametrize("name_bytes", range(1, 5))
+def test_the_old_format_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name_bytes: int, manifest: bool
+) -> None:
+    monkeypatch.setattr(contents, "PIECE_BYTES", 256)
+    weight = torch.zeros(10_000)
+    for index in (0, *range(500, 700), 9_999):
+        weight[index] = math.nan
+    # Nothing is aligned there: the length of a name shifts every byte behind it.
+    module = {"a" * name_bytes: weight, "double": torch.full((99,), math.inf, dtype=torch.float64)}
+    folder = write_stage0(tmp_path / "tag", module, as_zip=False)
+    if manifest:
+        write_manifest(folder, step=1)
+    found = read_contents(examine(folder))
+    assert (found.changed, found.unreadable, found.differing) == ({}, {}, {})
+    assert {(one.range_.name, one.num_nan, one.num_infinite) for one in found.not_finite} == {
+        ("a" * name_bytes, 202, 0),
+        ("double", 0, 99),
+    }
 
 
 def test_what_torch_wrote_without_a_crc_is_not_compared(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ WHOLE = [
     "stage1-no-frozen",
     "stage2-fp32-3ranks",
     "stage2-roundrobin",
+    "stage2-oldformat",
+    "stage3-oldformat",
     "stage3-fp32-2ranks",
     # DeepSpeed pads the last rank's parts with what its memory held: that may be NaN and is no finding.
     "stage3-bf16-3ranks",
@@ -66,6 +68,44 @@ def test_pipelines_and_mixtures_of_experts_are_clean(layouts_zoo: Path, case: st
     result = verify(layouts_zoo / case / "checkpoints", deep=True)
     assert result.findings == []
     assert result.tags[0].is_whole
+
+
+@pytest.mark.parametrize("case", ["stage1-fp32-2ranks", "stage1-bf16optimizer", "stage3-bf16-2ranks"])
+def test_every_file_of_a_universal_checkpoint_is_examined(zoo: Path, tmp_path: Path, case: str) -> None:
+    result = verify(zoo / case / "universal", deep=True)
+    assert result.findings == []
+    folder = shutil.copytree(zoo / case / "universal" / TAG, tmp_path / TAG)
+    assert result.tags[0].num_files == len(list(folder.rglob("*.pt")))
+    weight, moment = folder / "zero/up.weight/fp32.pt", folder / "zero/up.bias/exp_avg.pt"
+    cut, gone = folder / "zero/norm.bias/exp_avg_sq.pt", folder / "zero/norm.bias/fp32.pt"
+
+    def set_nan(path: Path) -> None:
+        root = torch.load(path, weights_only=False)
+        values = root["param"] if isinstance(root, dict) else root
+        values.detach().view(-1)[1] = math.nan
+        torch.save(root, path)
+
+    set_nan(weight)
+    flip(moment, storage_offset(moment, "0"))
+    found = {(one.code, one.where.file): one.message for one in verify(folder, deep=True).findings}
+    assert set(found) == {("DS913", str(weight)), ("DS903", str(moment))}
+    assert found["DS913", str(weight)] == "up.weight holds 1 NaN values (float32)"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    assert [(one.code, one.where.file) for one in verify(folder).findings] == [("DS902", str(cut))]
+    shutil.copy(zoo / case / "universal" / TAG / "zero/norm.bias/exp_avg_sq.pt", cut)
+    gone.unlink()
+    assert [(one.code, one.where.file) for one in verify(folder).findings] == [("DS905", str(gone))]
+
+
+def test_parts_that_nothing_tells_how_to_join_are_no_damage(tp_zoo: Path) -> None:
+    folder = tp_zoo / "megatron" / "checkpoints"
+    (finding,) = verify(folder, tag="silent", deep=True).findings
+    assert (finding.code, finding.severity) == ("DS911", Severity.WARNING)
+    assert finding.message.endswith("parts: the checkpoint does not record how its tensors are split")
+    row = summarize(folder / "silent")
+    assert (row.is_whole, row.problems, row.dp_world_size, row.tp_world_size) == (None, (), 2, 2)
+    assert row.notes[0].endswith("the checkpoint does not record how its tensors are split")
+    assert verify(folder, tag="told", deep=True).findings == []
 
 
 def storage_offset(path: Path, key: str) -> int:

@@ -11,6 +11,7 @@ import torch
 from stored import assert_holds
 
 from ds_toolkit.checkpoint.masters import name_masters
+from ds_toolkit.checkpoint.summary import summarize
 from ds_toolkit.checkpoint.tensors import Role
 from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.errors import ToolkitError
@@ -55,6 +56,7 @@ def test_every_expert_of_the_live_engines_is_there_bit_by_bit(layouts_zoo: Path,
     assert weights.names == tuple(truth)
     assert weights.dp_world_size == int(case[-6])
     assert (weights.notes, weights.unnamed_masters) == ((), ())
+    assert summarize(tag_of(layouts_zoo / case)).ep_world_size == int(case[6])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,6 +75,17 @@ def test_roles_and_dtypes(layouts_zoo: Path, case: str) -> None:
 def test_a_missing_expert_is_named(copied: Callable[[str], Path], case: str, expert: int) -> None:
     folder = copied(case)
     path = folder / f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
+    path.unlink()
+    with pytest.raises(ToolkitError, match="a checkpoint file is missing") as caught:
+        read_weights(folder)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("case", ["moe-ep2-stage0-fp32-4ranks", "moe-ep2-stage0-bf16-4ranks"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_missing_optimizer_of_experts_is_named(copied: Callable[[str], Path], case: str, rank: int) -> None:
+    folder = copied(case)
+    path = folder / f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
     path.unlink()
     with pytest.raises(ToolkitError, match="a checkpoint file is missing") as caught:
         read_weights(folder)

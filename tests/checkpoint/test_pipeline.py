@@ -84,8 +84,7 @@ def test_a_tied_layer_that_nothing_names_keeps_its_number_and_a_note_says_so(lay
     expected = {name.replace(tied, "0."): value for name, value in truth.items()}
     weights = read_weights(tag_of(layouts_zoo / UNTOLD))
     assert_holds(weights, expected)
-    (note,) = weights.notes
-    assert note.endswith("(tied_modules.<key>): 0, 2, 3, 6")
+    assert weights.notes[0].endswith("(tied_modules.<key>): 0, 2, 3, 6")
 
 
 @pytest.mark.parametrize("case", ["pp2-stage1-bf16-2ranks", "pp2-stage0-fp32-4ranks"])
@@ -94,6 +93,22 @@ def test_a_missing_layer_is_named(copied: Callable[[str], Path], case: str) -> N
     (folder / "layer_05-model_states.pt").unlink()
     with pytest.raises(ToolkitError, match="file of layer 5 is missing"):
         read_weights(folder)
+
+
+def test_a_missing_layer_that_only_states_of_the_optimizer_tell(copied: Callable[[str], Path]) -> None:
+    folder = copied("pp2-stage0-fp32-4ranks")
+    (folder / "layer_00-model_states.pt").unlink()
+    with pytest.raises(ToolkitError, match="the file of a layer is missing") as caught:
+        read_weights(folder)
+    assert "stage 0 has more states of shape (11, 5) than there are weights" in str(caught.value.why)
+
+
+def test_a_layer_without_a_file_is_noted(copied: Callable[[str], Path]) -> None:
+    # The fourth one is a function; nothing tells that the one before it had frozen weights.
+    folder = copied("pp2-stage1-bf16-2ranks")
+    assert "no file of the layers 4: they are functions" in read_weights(folder).notes[-1]
+    (folder / "layer_03-model_states.pt").unlink()
+    assert "no file of the layers 3, 4: they are functions" in read_weights(folder).notes[-1]
 
 
 def test_a_missing_layer_that_only_the_manifest_knows_is_named(copied: Callable[[str], Path]) -> None:

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_toolkit.checkpoint import pickle_machine
 from ds_toolkit.checkpoint.reductions import Inert, TensorRecord
 from ds_toolkit.checkpoint.unpickle import unpickle
 from ds_toolkit.errors import ToolkitError
@@ -225,6 +226,16 @@ def test_references_do_not_multiply() -> None:
     bomb = b"\x80\x02(ctorch\nSize\nq\x00" + many + calls + b"t."
     with pytest.raises(ToolkitError, match="over and over"):
         unpickle(bomb, "a file")
+
+
+@pytest.mark.parametrize("made", [b"]", b"}", b"\x8f", b"(t", b"N\x85", b"h\x00)R", b"h\x00)}\x92", b"(\x91"])
+def test_a_small_pickle_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch, made: bytes) -> None:
+    monkeypatch.setattr(pickle_machine, "_MAX_CONTAINERS", 1000)
+    start = b"\x80\x02cos\nsystem\nq\x00"
+    assert unpickle(start + made * 200 + b".", "file") is not None
+    with pytest.raises(ToolkitError) as caught:
+        unpickle(start + made * 1001 + b".", "file")
+    assert caught.value.why == "its pickle is damaged: it makes absurdly many objects"
 
 
 def test_cut_anywhere_it_is_damaged() -> None:

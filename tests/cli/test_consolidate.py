@@ -42,6 +42,17 @@ def small(tmp_path: Path) -> Path:
     return checkpoint_of(tmp_path / "tag", 2, 10)
 
 
+def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "tag"
+    folder.mkdir()
+    weight = torch.zeros(3)
+    state = {"module": {"a": weight, "\x1b[2Jb": weight}, "buffer_names": [], "global_steps": 1}
+    torch.save({**state, "dp_world_size": 1}, folder / "mp_rank_00_model_states.pt")
+    done = jobs.run([*COMMAND, folder, tmp_path / "two\nlines.safetensors"]).check()
+    assert "  tied    \\x1b[2Jb = a\n" in done.output
+    assert "two\\nlines.safetensors  " in done.output
+
+
 def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 

@@ -94,7 +94,10 @@ def test_inspect_shows_what_there_is(checkpoints: Path) -> None:
     code, out, err = call("inspect", checkpoints)
     assert (code, err) == (0, "")
     assert f"{TAG}  <- latest\n  step 3, ZeRO stage 1, fp32, DeepSpeed 0.19.8\n" in out
-    assert "other\n  step 3, ZeRO stage 3, bf16, DeepSpeed 0.19.8\n  ranks       dp 2 x tp 1 x pp 1\n" in out
+    assert (
+        "other\n  step 3, ZeRO stage 3, bf16, DeepSpeed 0.19.8\n  ranks       dp 2 x tp 1 x pp 1, ep 1\n"
+        in out
+    )
     assert "304 parameters, 60 of them frozen, 1 tied names, 6 buffers" in out
     assert "committed   by ds_toolkit (periodic, " in out
     assert "committed   by DeepSpeed: not proven to be whole" in out
@@ -122,8 +125,9 @@ def test_inspect_in_json_with_tensors(checkpoints: Path) -> None:
     )
     assert broken["tensors"] is None
     assert broken["num_parameters"] == 244
-    counts = ("num_parameters", "num_frozen", "num_tied", "num_buffers", "tp_world_size", "pp_world_size")
-    assert [whole[name] for name in counts] == [304, 60, 1, 6, 1, 1]
+    counts = ("num_parameters", "num_frozen", "num_tied", "num_buffers")
+    assert [whole[name] for name in counts] == [304, 60, 1, 6]
+    assert [whole[f"{way}_world_size"] for way in ("dp", "tp", "pp", "ep")] == [2, 1, 1, 1]
     assert {file["name"] for file in whole["files"]} >= {MODEL, RANK_1, "manifest.json"}
     assert whole["num_bytes"] == sum(file["size_bytes"] for file in whole["files"])
     tensors = {tensor["name"]: tensor for tensor in whole["tensors"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,28 @@ def test_they_agree_whatever_is_chosen(zoo: Path, tmp_path: Path) -> None:
     assert done.comparison is not None
     assert (done.comparison.num_equal, done.comparison.agrees) == (4, True)
     assert (done.comparison.left_out, done.comparison.unreadable) == ((), None)
+
+
+@pytest.mark.parametrize("max_shard_size", ["64", "5GB"])
+def test_it_compares_what_was_written(zoo: Path, tmp_path: Path, max_shard_size: str) -> None:
+    # Other weights lie in the folder, and the checkpoint itself does as well.
+    out = tmp_path / "out"
+    shutil.copytree(zoo / "stage2-bf16-2ranks" / "checkpoints", out)
+    consolidate(zoo / "stage1-bf16-otherseed" / "checkpoints", out)
+    options = {"file_format": "bin", "dtype": "fp16", "max_shard_size": max_shard_size}
+    done = consolidate(out, out, check=True, trust=True, **options)
+    assert done.comparison is not None
+    assert (done.comparison.num_equal, done.comparison.agrees) == (18, True)
+    written = next(out.glob("pytorch_model*.bin"))
+    state = torch.load(written, weights_only=True)
+    name = next(name for name in state if state[name].is_floating_point() and state[name].numel())
+    state[name].view(-1)[0] = 77
+    torch.save(state, written)
+    folder = find_tag_folder(out)
+    weights = read_weights(folder)
+    target = find_target(out, "bin", force=True)
+    found = compare_with_upstream(folder, target, select(weights, Choice()), weights, "fp16")
+    assert list(found.different) in ([name], [name, "head.weight"], ["head.weight", name])
 
 
 def test_what_it_leaves_out_is_no_difference(zoo: Path, tmp_path: Path) -> None:

@@ -97,16 +97,23 @@ def test_universal_checkpoints(zoo: Path, tmp_path: Path, case: str, suffix: str
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
 
 
-def test_zip_tools_accept_the_file(checkpoint: Path, tmp_path: Path) -> None:
-    consolidate(checkpoint, tmp_path / "model.pth")
-    done = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-t", tmp_path / "model.pth"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "Done testing")
+def test_zip_tools_accept_the_file(zoo: Path, tp_zoo: Path, tmp_path: Path) -> None:
+    for case in (
+        zoo / "stage2-bf16-2ranks",
+        # A buffer that does not lie in row-major order, and tensors of two ranks' interleaved parts.
+        zoo / "stage0-odd-fp32",
+        tp_zoo / "tp2-stage0-fp32",
+    ):
+        out = tmp_path / f"{case.name}.pth"
+        consolidate(case / "checkpoints", out)
+        done = subprocess.run(
+            [sys.executable, "-m", "zipfile", "-t", out],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "Done testing")
 
 
 def test_the_same_names_as_upstream(checkpoint: Path, tmp_path: Path) -> None:

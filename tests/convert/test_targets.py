@@ -135,6 +135,11 @@ def test_a_format_must_fit_the_name(checkpoint: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
+def test_an_output_without_a_name_is_not_the_current_folder(checkpoint: Path) -> None:
+    with pytest.raises(ToolkitError, match="the output has no name"):
+        consolidate(checkpoint, "")
+
+
 def test_sizes_of_shards_that_are_none(checkpoint: Path, tmp_path: Path) -> None:
     for size in ("much", "0GB", 0):
         with pytest.raises(ToolkitError):
