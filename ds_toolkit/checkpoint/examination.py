@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Importing the rules registers them.
-from ds_toolkit.checkpoint import content_rules as content_rules
-from ds_toolkit.checkpoint import tag_rules as tag_rules
-from ds_toolkit.checkpoint.directory_rules import DIRECTORY_RULES, ExaminedDirectory, read_latest
-from ds_toolkit.checkpoint.examined import TAG_RULES, ExaminedTag, examine
+from ds_toolkit.checkpoint.examining import content_rules as content_rules
+from ds_toolkit.checkpoint.examining import tag_rules as tag_rules
+from ds_toolkit.checkpoint.examining.directory_rules import DIRECTORY_RULES, ExaminedDirectory, read_latest
+from ds_toolkit.checkpoint.examining.examined import TAG_RULES, ExaminedTag, examine
 from ds_toolkit.checkpoint.layout import find_tag_folder
 from ds_toolkit.checkpoint.newest import every_tag_folder, may_be_tag
 from ds_toolkit.checkpoint.verify import UNREADABLE_FILE
@@ -124,7 +124,7 @@ def _verified(folder: Path, deep: bool, progress: TagProgress | None) -> Verifie
     try:
         tag = examine(folder)
         if deep:
-            from ds_toolkit.checkpoint.contents import read_contents
+            from ds_toolkit.checkpoint.examining.contents import read_contents
 
             tag.contents = read_contents(tag, progress=_for_tag(folder.resolve().name, progress))
         findings = findings_of(tag)

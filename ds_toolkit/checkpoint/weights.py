@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ds_toolkit.checkpoint.cells import Cell, read_cell
-from ds_toolkit.checkpoint.experts import with_experts
 from ds_toolkit.checkpoint.layout import ShardKind, refuse_unsupported
-from ds_toolkit.checkpoint.pipeline import joined, read_stages
-from ds_toolkit.checkpoint.states import ModelStates, model_states
+from ds_toolkit.checkpoint.layouts.cells import Cell, read_cell
+from ds_toolkit.checkpoint.layouts.experts import with_experts
+from ds_toolkit.checkpoint.layouts.pipeline import joined, read_stages
+from ds_toolkit.checkpoint.layouts.states import ModelStates, model_states
+from ds_toolkit.checkpoint.layouts.tensor_parallel import merged
+from ds_toolkit.checkpoint.layouts.universal import is_universal, read_universal
 from ds_toolkit.checkpoint.tag_files import TagFiles
-from ds_toolkit.checkpoint.tensor_parallel import merged
 from ds_toolkit.checkpoint.tensors import CheckpointMap
-from ds_toolkit.checkpoint.universal import is_universal, read_universal
 from ds_toolkit.errors import ToolkitError
 
 

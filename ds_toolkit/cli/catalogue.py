@@ -46,8 +46,8 @@ def all_rules() -> dict[str, Rule[Any]]:
 def rules_of_checkpoints() -> dict[str, Rule[Any]]:
     """What `verify` can find, by code."""
     from ds_toolkit.checkpoint import examination as _  # noqa: F401  (registers them)
-    from ds_toolkit.checkpoint.directory_rules import DIRECTORY_RULES
-    from ds_toolkit.checkpoint.examined import TAG_RULES
+    from ds_toolkit.checkpoint.examining.directory_rules import DIRECTORY_RULES
+    from ds_toolkit.checkpoint.examining.examined import TAG_RULES
 
     return {rule.code: rule for registry in (TAG_RULES, DIRECTORY_RULES) for rule in registry}
 

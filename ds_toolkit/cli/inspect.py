@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ds_toolkit.checkpoint.summary import TagSummary
+    from ds_toolkit.checkpoint.examining.summary import TagSummary
     from ds_toolkit.checkpoint.tensors import CheckpointMap, StoredTensor
 
 
@@ -25,9 +25,9 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show what each tag of a checkpoint is; no tensor data is read, and nothing in it is executed."""
-    from ds_toolkit.checkpoint.directory_rules import read_latest, unfinished
     from ds_toolkit.checkpoint.examination import tags_of
-    from ds_toolkit.checkpoint.summary import summarize, unreadable
+    from ds_toolkit.checkpoint.examining.directory_rules import read_latest, unfinished
+    from ds_toolkit.checkpoint.examining.summary import summarize, unreadable
     from ds_toolkit.errors import ToolkitError
 
     folders, directory = tags_of(checkpoint, tag)
@@ -85,8 +85,8 @@ def _lines(summary: TagSummary, latest: str | None) -> Iterator[str]:
         counts = [f"{format_count(summary.num_parameters)} parameters"]
         if summary.num_frozen is not None:
             counts.append(f"{format_count(summary.num_frozen)} of them frozen")
-            counts.append(f"{_known(summary.num_tied)} tied names")
-            counts.append(f"{_known(summary.num_buffers)} buffers")
+            counts.append(_counted(summary.num_tied, "tied name"))
+            counts.append(_counted(summary.num_buffers, "buffer"))
         yield f"  holds       {', '.join(counts)}"
     kind = f" ({summary.kind}, {summary.created_at})" if summary.kind else ""
     state = {True: "whole", False: "BROKEN", None: "not proven to be whole"}[summary.is_whole]
@@ -99,6 +99,10 @@ def _lines(summary: TagSummary, latest: str | None) -> Iterator[str]:
 
 def _known(value: object) -> str:
     return "?" if value is None else str(value)
+
+
+def _counted(count: int | None, noun: str) -> str:
+    return f"{_known(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _tensor_rows(weights: CheckpointMap) -> Iterator[tuple[str, ...]]:

@@ -23,6 +23,8 @@ from ds_toolkit.convert.writing import check_space, needed_memory_bytes, write
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import parse_bytes
 
+# More threads only wait for each other.
+MAX_JOBS = 256
 OUTPUT_DTYPES = {"fp32": DTYPES["float32"], "bf16": DTYPES["bfloat16"], "fp16": DTYPES["float16"]}
 DEFAULT_SHARD_SIZE = "5GB"
 
@@ -191,8 +193,8 @@ def _settings(dtype: str, max_shard_size: str | int, jobs: int | None) -> tuple[
     shard_bytes = parse_bytes(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
     if shard_bytes < 1:
         raise ToolkitError(f"a shard of {shard_bytes} bytes holds nothing", fix="write it as 5GB or 500MB")
-    if jobs is not None and jobs < 1:
-        raise ToolkitError(f"{jobs} threads do no work", fix="give 1 or more")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise ToolkitError(f"{jobs} is no number of threads", fix=f"give 1 to {MAX_JOBS}")
     return OUTPUT_DTYPES[dtype], shard_bytes, jobs or default_num_threads()
 
 

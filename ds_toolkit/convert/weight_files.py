@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ds_toolkit.checkpoint.dtypes import DTYPES
+from ds_toolkit.checkpoint.layouts.whole_tensors import whole_tensor
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Slice, open_shard
 from ds_toolkit.checkpoint.tensors import Part, Role, StoredTensor
-from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.convert.writers.safetensors import CODES, MAX_HEADER_BYTES, METADATA
 from ds_toolkit.errors import ToolkitError
 

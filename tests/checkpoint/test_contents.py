@@ -9,16 +9,16 @@ import pytest
 import torch
 from checkpoint_damage import MODEL, RANK_1, TAG, copied, flip, write_manifest
 
-from ds_toolkit.checkpoint import contents
-from ds_toolkit.checkpoint.contents import read_contents
-from ds_toolkit.checkpoint.coverage import coverage_problems
 from ds_toolkit.checkpoint.dtypes import DTYPES
 from ds_toolkit.checkpoint.examination import verify
-from ds_toolkit.checkpoint.examined import examine
-from ds_toolkit.checkpoint.named_ranges import named_ranges
+from ds_toolkit.checkpoint.examining import contents
+from ds_toolkit.checkpoint.examining.contents import read_contents
+from ds_toolkit.checkpoint.examining.coverage import coverage_problems
+from ds_toolkit.checkpoint.examining.examined import examine
+from ds_toolkit.checkpoint.examining.named_ranges import named_ranges
+from ds_toolkit.checkpoint.examining.values import can_be_counted, count_not_finite
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Part, Role, StoredTensor, block_in_order
-from ds_toolkit.checkpoint.values import can_be_counted, count_not_finite
 
 WITH_NAN = [name for name, dtype in DTYPES.items() if can_be_counted(dtype) and "complex" not in name]
 

@@ -27,7 +27,7 @@ from checkpoint_damage import (
 
 import ds_toolkit
 from ds_toolkit.checkpoint.examination import verify
-from ds_toolkit.checkpoint.summary import summarize
+from ds_toolkit.checkpoint.examining.summary import summarize
 from ds_toolkit.checkpoint.ziparchive import read_members
 from ds_toolkit.cli.catalogue import rules_of_checkpoints
 from ds_toolkit.errors import ToolkitError

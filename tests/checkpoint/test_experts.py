@@ -10,8 +10,8 @@ import pytest
 import torch
 from stored import assert_holds
 
+from ds_toolkit.checkpoint.examining.summary import summarize
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.summary import summarize
 from ds_toolkit.checkpoint.tensors import Role
 from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.errors import ToolkitError

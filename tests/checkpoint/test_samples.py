@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ds_toolkit.checkpoint.dtypes import DTYPES
-from ds_toolkit.checkpoint.samples import seem_equal
+from ds_toolkit.checkpoint.layouts.samples import seem_equal
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import Part, Role, StoredTensor
 

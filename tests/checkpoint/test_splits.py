@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_toolkit.checkpoint.boxes import Box, strided_box, whole, why_not_covered
-from ds_toolkit.checkpoint.patterns import PatternTable
-from ds_toolkit.checkpoint.splits import RecordedSplits, UnknownSplitError
+from ds_toolkit.checkpoint.layouts.boxes import Box, strided_box, whole, why_not_covered
+from ds_toolkit.checkpoint.layouts.patterns import PatternTable
+from ds_toolkit.checkpoint.layouts.splits import RecordedSplits, UnknownSplitError
 from ds_toolkit.errors import ToolkitError
 
 SIDE = st.integers(0, 3)

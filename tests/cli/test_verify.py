@@ -98,7 +98,7 @@ def test_inspect_shows_what_there_is(checkpoints: Path) -> None:
         "other\n  step 3, ZeRO stage 3, bf16, DeepSpeed 0.19.8\n  ranks       dp 2 x tp 1 x pp 1, ep 1\n"
         in out
     )
-    assert "304 parameters, 60 of them frozen, 1 tied names, 6 buffers" in out
+    assert "304 parameters, 60 of them frozen, 1 tied name, 6 buffers" in out
     assert "committed   by ds_toolkit (periodic, " in out
     assert "committed   by DeepSpeed: not proven to be whole" in out
     assert f"broken      {RANK_1}: the optimizer states of data-parallel rank 1 are missing" in out

@@ -86,7 +86,7 @@ def test_every_option_reaches_the_room(zoo: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (error.returncode, error.stderr.splitlines()[0]) == (2, "error: 0 threads do no work")
+    assert (error.returncode, error.stderr.splitlines()[0]) == (2, "error: 0 is no number of threads")
 
 
 @pytest.mark.parametrize("out", ["model.bin", "out/"])

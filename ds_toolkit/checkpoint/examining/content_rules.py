@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_toolkit.checkpoint.contents import NotFinite
-from ds_toolkit.checkpoint.examined import TAG_RULES, ExaminedTag
+from ds_toolkit.checkpoint.examining.contents import NotFinite
+from ds_toolkit.checkpoint.examining.examined import TAG_RULES, ExaminedTag
 from ds_toolkit.findings import Severity
 from ds_toolkit.rules import Problem
 

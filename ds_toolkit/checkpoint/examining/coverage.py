@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ds_toolkit.checkpoint.cells import Cell
-from ds_toolkit.checkpoint.examined import ExaminedFile, ExaminedTag
+from ds_toolkit.checkpoint.examining.examined import ExaminedFile, ExaminedTag
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import ShardKind
+from ds_toolkit.checkpoint.layouts.cells import Cell
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Part, StoredTensor
 from ds_toolkit.errors import ToolkitError

@@ -12,14 +12,14 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ds_toolkit.checkpoint.cells import Cell, agree, assembled
-from ds_toolkit.checkpoint.experts import num_experts_named
 from ds_toolkit.checkpoint.layout import UNIVERSAL_FOLDER, ShardKind, unsupported
+from ds_toolkit.checkpoint.layouts.cells import Cell, agree, assembled
+from ds_toolkit.checkpoint.layouts.experts import num_experts_named
+from ds_toolkit.checkpoint.layouts.states import ModelStates, model_states, zero_stage
+from ds_toolkit.checkpoint.layouts.whole_tensors import whole_tensor
 from ds_toolkit.checkpoint.reductions import TensorRecord
-from ds_toolkit.checkpoint.states import ModelStates, model_states, zero_stage
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
-from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 

@@ -13,17 +13,18 @@ from typing import Any
 
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind
-from ds_toolkit.checkpoint.older_versions import shapes_by_group
-from ds_toolkit.checkpoint.partitions import (
+from ds_toolkit.checkpoint.layouts.older_versions import shapes_by_group
+from ds_toolkit.checkpoint.layouts.partitions import (
     Placed,
     flat_group_parameters,
     frozen_parameters,
     only_groups,
     partitioned_parameters,
 )
+from ds_toolkit.checkpoint.layouts.states import ModelStates, OptimizerStates, model_states, optimizer_states
+from ds_toolkit.checkpoint.layouts.whole_tensors import blocks_of, whole_tensor
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Shard
-from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates, model_states, optimizer_states
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import (
     Part,
@@ -32,7 +33,6 @@ from ds_toolkit.checkpoint.tensors import (
     StoredTensor,
     UnnamedTensor,
 )
-from ds_toolkit.checkpoint.whole_tensors import blocks_of, whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 

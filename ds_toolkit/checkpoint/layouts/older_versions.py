@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from ds_toolkit.checkpoint.fields import Shapes
+from ds_toolkit.checkpoint.layouts.states import ModelStates, OptimizerStates
 from ds_toolkit.checkpoint.reductions import TensorRecord
-from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates
 from ds_toolkit.errors import ToolkitError
 
 

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ds_toolkit.checkpoint.cells import Cell, CellStates, agree, cell_of, open_cell
-from ds_toolkit.checkpoint.headers import base_state
+from ds_toolkit.checkpoint.examining.headers import base_state
 from ds_toolkit.checkpoint.layout import ShardKind
+from ds_toolkit.checkpoint.layouts.cells import Cell, CellStates, agree, cell_of, open_cell
+from ds_toolkit.checkpoint.layouts.samples import seem_equal
+from ds_toolkit.checkpoint.layouts.states import state_dict
+from ds_toolkit.checkpoint.layouts.whole_tensors import whole_tensor
 from ds_toolkit.checkpoint.reductions import TensorRecord
-from ds_toolkit.checkpoint.samples import seem_equal
 from ds_toolkit.checkpoint.shards import Shard
-from ds_toolkit.checkpoint.states import state_dict
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import Replica, Role, StoredTensor
-from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _TIED = "tied_modules."

@@ -11,10 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_toolkit.checkpoint.cells import Cell, read_cell
-from ds_toolkit.checkpoint.experts import with_experts
+from ds_toolkit.checkpoint.examining.headers import Header, read_header
 from ds_toolkit.checkpoint.fields import Fields
-from ds_toolkit.checkpoint.headers import Header, read_header
 from ds_toolkit.checkpoint.layout import (
     UNIVERSAL_FOLDER,
     ShardFile,
@@ -23,9 +21,11 @@ from ds_toolkit.checkpoint.layout import (
     parameter_files,
     shard_files,
 )
+from ds_toolkit.checkpoint.layouts.cells import Cell, read_cell
+from ds_toolkit.checkpoint.layouts.experts import with_experts
+from ds_toolkit.checkpoint.layouts.states import model_states, optimizer_states
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ds_toolkit.checkpoint.shards import Shard, WrongSizeError, open_shard
-from ds_toolkit.checkpoint.states import model_states, optimizer_states
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import CheckpointMap
 from ds_toolkit.checkpoint.weights import read_weights
@@ -33,7 +33,7 @@ from ds_toolkit.errors import ToolkitError
 from ds_toolkit.rules import Registry
 
 if TYPE_CHECKING:
-    from ds_toolkit.checkpoint.contents import Contents
+    from ds_toolkit.checkpoint.examining.contents import Contents
 
 # More than any run has; a damaged world size may be any number.
 _MOST_RANKS = 2**18

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from ds_toolkit.checkpoint.boxes import Box, strided_box, whole, why_not_covered
-from ds_toolkit.checkpoint.patterns import PatternTable
+from ds_toolkit.checkpoint.layouts.boxes import Box, strided_box, whole, why_not_covered
+from ds_toolkit.checkpoint.layouts.patterns import PatternTable
 
 Shape = tuple[int, ...]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ds_toolkit.checkpoint.examination import findings_of
-from ds_toolkit.checkpoint.examined import ExaminedFile, ExaminedTag, examine, num_parameters_of
-from ds_toolkit.checkpoint.headers import STAGE_OF_CONFIG, base_state
+from ds_toolkit.checkpoint.examining.examined import ExaminedFile, ExaminedTag, examine, num_parameters_of
+from ds_toolkit.checkpoint.examining.headers import STAGE_OF_CONFIG, base_state
 from ds_toolkit.checkpoint.layout import ShardKind, UnsupportedLayoutError
-from ds_toolkit.checkpoint.states import expert_groups
+from ds_toolkit.checkpoint.layouts.states import expert_groups
 from ds_toolkit.checkpoint.tensors import CheckpointMap, Role, StoredTensor
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Severity

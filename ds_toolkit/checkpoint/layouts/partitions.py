@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from ds_toolkit.checkpoint.dtypes import DType
 from ds_toolkit.checkpoint.layout import unsupported
+from ds_toolkit.checkpoint.layouts.states import ModelStates, OptimizerStates
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Shard, Slice
-from ds_toolkit.checkpoint.states import ModelStates, OptimizerStates
 from ds_toolkit.errors import ToolkitError
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ds_toolkit.checkpoint.examined import ExaminedFile, ExaminedTag
-from ds_toolkit.checkpoint.headers import STEP_FACTS, Header
+from ds_toolkit.checkpoint.examining.examined import ExaminedFile, ExaminedTag
+from ds_toolkit.checkpoint.examining.headers import STEP_FACTS, Header
 from ds_toolkit.checkpoint.layout import ShardKind
 
 _LONGEST_VALUE = 40

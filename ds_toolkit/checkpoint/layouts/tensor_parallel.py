@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ds_toolkit.checkpoint.boxes import Box
-from ds_toolkit.checkpoint.cells import Cell
 from ds_toolkit.checkpoint.layout import UnsupportedLayoutError
-from ds_toolkit.checkpoint.splits import (
+from ds_toolkit.checkpoint.layouts.boxes import Box
+from ds_toolkit.checkpoint.layouts.cells import Cell
+from ds_toolkit.checkpoint.layouts.splits import (
     Piece,
     RecordedSplits,
     Split,

@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ds_toolkit.checkpoint.cells import Cell
 from ds_toolkit.checkpoint.dtypes import DType, convert
-from ds_toolkit.checkpoint.examined import ExaminedTag
+from ds_toolkit.checkpoint.examining.examined import ExaminedTag
+from ds_toolkit.checkpoint.examining.values import are_finite
+from ds_toolkit.checkpoint.layouts.cells import Cell
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import StoredTensor
-from ds_toolkit.checkpoint.values import are_finite
 from ds_toolkit.errors import ToolkitError
 
 _COMPARED_ELEMENTS = 2**19

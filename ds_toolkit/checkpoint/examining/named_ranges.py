@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds_toolkit.checkpoint.dtypes import DType
-from ds_toolkit.checkpoint.examined import ExaminedFile, ExaminedTag, tensors_in
-from ds_toolkit.checkpoint.headers import base_state
+from ds_toolkit.checkpoint.examining.examined import ExaminedFile, ExaminedTag, tensors_in
+from ds_toolkit.checkpoint.examining.headers import base_state
+from ds_toolkit.checkpoint.examining.values import can_be_counted
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Shard, Slice
 from ds_toolkit.checkpoint.tensors import CheckpointMap
-from ds_toolkit.checkpoint.values import can_be_counted
 from ds_toolkit.errors import ToolkitError
 
 _KEYS_OF_WEIGHTS = ("module.", "frozen_param_fragments.")

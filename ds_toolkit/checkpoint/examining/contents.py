@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ds_toolkit.checkpoint.examined import ExaminedTag
+from ds_toolkit.checkpoint.examining.examined import ExaminedTag
+from ds_toolkit.checkpoint.examining.named_ranges import NamedRange, named_ranges
+from ds_toolkit.checkpoint.examining.values import count_not_finite
 from ds_toolkit.checkpoint.legacy import is_legacy, read_legacy
 from ds_toolkit.checkpoint.manifest import ManifestFile
-from ds_toolkit.checkpoint.named_ranges import NamedRange, named_ranges
-from ds_toolkit.checkpoint.values import count_not_finite
 from ds_toolkit.checkpoint.ziparchive import MalformedArchiveError, Member, read_members
 from ds_toolkit.errors import ToolkitError
 
@@ -75,7 +75,7 @@ def read_contents(
     Args:
         progress: called with bytes read so far and bytes in all, from several threads, one at a time.
     """
-    from ds_toolkit.checkpoint.masters_compared import differing_masters
+    from ds_toolkit.checkpoint.examining.masters_compared import differing_masters
 
     jobs = list(_jobs(tag))
     stopped = threading.Event()

@@ -13,17 +13,17 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from ds_toolkit.checkpoint.cells import Cell, agree, unnamed_masters
+from ds_toolkit.checkpoint.examining.headers import base_state
 from ds_toolkit.checkpoint.fields import Fields
-from ds_toolkit.checkpoint.headers import base_state
 from ds_toolkit.checkpoint.layout import ShardKind
-from ds_toolkit.checkpoint.partitions import flat_group_parameters, only_groups
-from ds_toolkit.checkpoint.samples import seem_equal
+from ds_toolkit.checkpoint.layouts.cells import Cell, agree, unnamed_masters
+from ds_toolkit.checkpoint.layouts.partitions import flat_group_parameters, only_groups
+from ds_toolkit.checkpoint.layouts.samples import seem_equal
+from ds_toolkit.checkpoint.layouts.states import ModelStates, expert_groups, state_dict
+from ds_toolkit.checkpoint.layouts.whole_tensors import whole_tensor
 from ds_toolkit.checkpoint.shards import Shard
-from ds_toolkit.checkpoint.states import ModelStates, expert_groups, state_dict
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import Part, Role, StoredTensor, UnnamedTensor
-from ds_toolkit.checkpoint.whole_tensors import whole_tensor
 from ds_toolkit.errors import ToolkitError
 
 _NAME = re.compile(
