@@ -20,6 +20,7 @@ from ds_toolkit.convert.crc32 import combined
 from ds_toolkit.convert.gathering import Gather, Read
 from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.files import start_writing_back
 from ds_toolkit.units import format_bytes
 
 # Large enough for the disk, small enough for a processor's cache to hold it between reading, CRC and writing.
@@ -202,6 +203,8 @@ class _Crew:
         num_written = 0
         while num_written < len(data):
             num_written += os.pwrite(self._written, data[num_written:], offset_bytes + num_written)
+        # The disk works while the next pieces are read; else all of it would be waited for at the end.
+        start_writing_back(self._written, offset_bytes, len(data))
 
     def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
         descriptor, num_read = self._descriptors[source], 0

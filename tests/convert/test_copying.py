@@ -123,3 +123,19 @@ def test_an_error_in_the_progress_callback_is_not_lost(tmp_path: Path, destinati
 
     with pytest.raises(RuntimeError, match="mine"):
         copy_ranges([Move(tmp_path / "first", 0, 10, UINT8, 0, UINT8, "x")], destination, progress=broken)
+
+
+def test_the_disk_is_given_every_byte_while_copying_goes_on(
+    tmp_path: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_file(tmp_path / "first", 2 * PIECE_BYTES + 12)
+    begun: list[tuple[int, int]] = []
+    begin = copying.start_writing_back
+
+    def recorded(descriptor: int, offset_bytes: int, num_bytes: int) -> None:
+        begun.append((offset_bytes, num_bytes))
+        begin(descriptor, offset_bytes, num_bytes)
+
+    monkeypatch.setattr(copying, "start_writing_back", recorded)
+    copy_ranges([Move(tmp_path / "first", 12, 2 * PIECE_BYTES, FLOAT32, 6, BFLOAT16, "x")], destination)
+    assert sorted(begun) == [(6, PIECE_BYTES // 2), (6 + PIECE_BYTES // 2, PIECE_BYTES // 2)]

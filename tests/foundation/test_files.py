@@ -117,3 +117,17 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
     with pytest.raises(ToolkitError, match="cannot be written"):
         write_output(tmp_path, b"new")
+
+
+def test_writing_back_is_begun_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    data = os.urandom(3 * 2**20)
+    with path.open("wb", buffering=0) as file:
+        file.write(data)
+        files.start_writing_back(file.fileno(), 0, len(data))
+        files.start_writing_back(file.fileno(), 2**40, 5)
+    assert path.read_bytes() == data
+    # It is a hint: a descriptor that is none is no reason to fail, nor a system without the call.
+    files.start_writing_back(-1, 0, 1)
+    monkeypatch.setattr(files, "_sync_file_range", lambda: None)
+    files.start_writing_back(-1, 0, 1)
