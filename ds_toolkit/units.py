@@ -63,6 +63,11 @@ def parse_seconds(text: str) -> float:
     return _scaled(text, _SECONDS, str.lower, "a duration", "90s, 10min or 1.5h")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `3 files`: for nouns that take an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_bytes(num_bytes: float) -> str:
     """`80.0 GB`: decimal units, three significant digits or so."""
     for unit in ("B", "KB", "MB", "GB", "TB"):

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 
 from ds_toolkit.checkpoint.tensors import CheckpointMap, StoredTensor
+
+
+def tag_of(case_folder: Path) -> Path:
+    """The only tag of a case of the zoo."""
+    (folder,) = (case_folder / "checkpoints").glob("global_step*")
+    return folder
+
+
+def copier(zoo: Path, folder: Path) -> Callable[[str], Path]:
+    """Copies the tag of a case to where a test may damage it."""
+
+    def copy(case: str) -> Path:
+        return Path(shutil.copytree(tag_of(zoo / case), folder / case))
+
+    return copy
 
 
 def values_of(tensor: StoredTensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import deepspeed
 import deepspeed.ops
@@ -262,6 +263,13 @@ def convert(folder: Path) -> None:
     )
 
 
+def leave() -> NoReturn:
+    """End the process: DeepSpeed's threads may abort an interpreter that shuts down the usual way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
@@ -272,10 +280,7 @@ def main() -> None:
         make(case, folder / case.name)
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # DeepSpeed's threads may abort an interpreter that shuts down the usual way.
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

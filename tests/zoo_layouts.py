@@ -8,7 +8,6 @@ in its order, with the values of the live engines before saving (floating ones i
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from deepspeed.moe.layer import MoE
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.utils import groups, safe_get_full_fp32_param
 from torch import nn
-from zoo import Norm, stage0_masters
+from zoo import Norm, leave, stage0_masters
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -307,10 +306,7 @@ def main() -> None:
         dist.barrier()
         (make_pipeline if case.num_stages else make_mixture)(case, folder / case.name)
     dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # DeepSpeed's threads may abort an interpreter that shuts down the usual way.
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

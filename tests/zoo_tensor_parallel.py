@@ -8,7 +8,6 @@ must come out again, rounded to bf16 where the model was trained in bf16.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 from torch import nn
+from zoo import leave
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -228,10 +228,7 @@ def main() -> None:
         make_megatron(folder / "megatron")
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # DeepSpeed's threads may abort an interpreter that shuts down the usual way.
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

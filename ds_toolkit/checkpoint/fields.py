@@ -24,6 +24,16 @@ def unexpected(shard: Shard, why: str) -> ToolkitError:
     return ToolkitError("a checkpoint file does not hold what its name says", where=shard.path, why=why)
 
 
+def not_together(shard: Shard, why: str, what: str = "the files of a checkpoint") -> ToolkitError:
+    """A file contradicts the others of its tag."""
+    return ToolkitError(
+        f"{what} do not belong together",
+        where=shard.path,
+        why=why,
+        fix="take another tag: these files are of different saves",
+    )
+
+
 class Fields:
     """A mapping of a file, read key by key.
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ds_toolkit.checkpoint.dtypes import DType, convert
+from ds_toolkit.checkpoint.reading import read_elements
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import Block, CheckpointMap, Part, Role, StoredTensor, UnnamedTensor
-from ds_toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
     from ds_toolkit.checkpoint.dtypes import Array
@@ -140,8 +138,8 @@ def _rounds_to(part: Slice, master: UnnamedTensor, candidate: _Candidate) -> boo
     step = _COMPARED_ELEMENTS if order == master.blocks else num_elements
     for start in range(0, num_elements, step):
         count = min(step, num_elements - start)
-        full = _row_major(_read(part, start, count, master.dtype.size_bytes), master.dtype, orders[0])
-        expected = _row_major(_read(low, start, count, dtype.size_bytes), dtype, orders[1])
+        full = _row_major(read_elements(part, start, count, master.dtype.size_bytes), master.dtype, orders[0])
+        expected = _row_major(read_elements(low, start, count, dtype.size_bytes), dtype, orders[1])
         if convert(full, master.dtype, dtype).tobytes() != expected.tobytes():
             return False
     return True
@@ -163,15 +161,3 @@ def _row_major(raw: bytes, dtype: DType, order: tuple[Block, ...] | None) -> Arr
     target, source = views
     target[...] = source
     return ordered.view(np.uint8)
-
-
-def _read(place: Slice, start: int, count: int, item_bytes: int) -> bytes:
-    data = _pread(place.path, count * item_bytes, place.offset_bytes + start * item_bytes)
-    if len(data) != count * item_bytes:
-        raise ToolkitError("a checkpoint file became shorter while it was read", where=place.path)
-    return data
-
-
-def _pread(path: Path, num_bytes: int, offset_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        return os.pread(file.fileno(), num_bytes, offset_bytes)

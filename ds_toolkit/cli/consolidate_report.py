@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ds_toolkit.units import counted
+
 if TYPE_CHECKING:
     from ds_toolkit.convert.comparison import Comparison
     from ds_toolkit.convert.consolidate import Consolidated
@@ -88,13 +90,13 @@ def _summary(result: Consolidated) -> Iterator[str]:
     yield f"{result.output}  {size}" if result.written else f"{result.output}  {size} (nothing is written)"
     yield (
         f"  from    {result.tag}: step {result.step}, ZeRO stage {result.stage}, {_ranks(result)}, "
-        + _counted(result.num_shards, "file")
+        + counted(result.num_shards, "file")
         + (f", DeepSpeed {result.ds_version}" if result.ds_version else "")
     )
     yield (
-        f"  holds   {_counted(result.num_tensors, 'tensor')}, "
+        f"  holds   {counted(result.num_tensors, 'tensor')}, "
         f"{format_count(result.num_parameters)} parameters, {result.dtype}"
-        + (f"; {_counted(result.num_from_base, 'name')} from the base" if result.num_from_base else "")
+        + (f"; {counted(result.num_from_base, 'name')} from the base" if result.num_from_base else "")
     )
     if result.files != (result.output,):
         yield f"  files   {_some([file.name for file in result.files])}"
@@ -115,7 +117,7 @@ def _compared(comparison: Comparison) -> Iterator[str]:
     if comparison.unreadable is not None:
         yield f"  check   DeepSpeed's zero_to_fp32 cannot read this checkpoint: {comparison.unreadable}"
         return
-    yield f"  check   {_counted(comparison.num_equal, 'name')} equal to what DeepSpeed's zero_to_fp32 reads"
+    yield f"  check   {counted(comparison.num_equal, 'name')} equal to what DeepSpeed's zero_to_fp32 reads"
     if comparison.left_out:
         yield f"          which leaves out {_some(comparison.left_out)}"
     if comparison.lost:
@@ -132,13 +134,9 @@ def _ranks(result: Consolidated) -> str:
     )
     num_ranks = result.dp_world_size * result.tp_world_size * result.pp_world_size
     split = [f"{kind} {size}" for kind, size in ways if size > 1]
-    return _counted(num_ranks, "rank") + (f" ({' x '.join(split)})" if len(split) > 1 else "")
+    return counted(num_ranks, "rank") + (f" ({' x '.join(split)})" if len(split) > 1 else "")
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_toolkit.units import counted
+
 if TYPE_CHECKING:
     from ds_toolkit.checkpoint.examining.summary import TagSummary
     from ds_toolkit.checkpoint.tensors import CheckpointMap, StoredTensor
@@ -102,7 +104,7 @@ def _known(value: object) -> str:
 
 
 def _counted(count: int | None, noun: str) -> str:
-    return f"{_known(count)} {noun}{'' if count == 1 else 's'}"
+    return f"? {noun}s" if count is None else counted(count, noun)
 
 
 def _tensor_rows(weights: CheckpointMap) -> Iterator[tuple[str, ...]]:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from ds_toolkit.errors import ToolkitError, printable
 from ds_toolkit.findings import Finding, Severity
+from ds_toolkit.units import counted
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -48,7 +49,7 @@ def report(findings: Sequence[Finding], errors: Sequence[ToolkitError], num_file
         json.dump(as_sarif(findings, errors), sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        print_findings(findings, f"{num_files} file{'' if num_files == 1 else 's'}")
+        print_findings(findings, counted(num_files, "file"))
     if errors:
         from ds_toolkit.cli.output import print_error
 

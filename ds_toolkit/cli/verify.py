@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_toolkit.units import counted
+
 if TYPE_CHECKING:
     from ds_toolkit.checkpoint.examination import TagProgress, Verified, VerifiedTag
 
@@ -78,7 +80,7 @@ def _print_text(result: Verified) -> None:
     width = max((len(_name(tag)) for tag in result.tags), default=0)
     lines = [f"{_name(tag):<{width}}  {_judged(tag)}" for tag in result.tags]
     num_tags = len(result.tags)
-    print_findings(result.findings, f"{num_tags} tag{'' if num_tags == 1 else 's'}", lines)
+    print_findings(result.findings, counted(num_tags, "tag"), lines)
 
 
 def _name(tag: VerifiedTag) -> str:
@@ -91,7 +93,7 @@ def _judged(tag: VerifiedTag) -> str:
     from ds_toolkit.units import format_bytes
 
     step = "step unknown" if tag.step is None else f"step {tag.step}"
-    files = f"{tag.num_files} file{'' if tag.num_files == 1 else 's'}, {format_bytes(tag.num_bytes)}"
+    files = f"{counted(tag.num_files, 'file')}, {format_bytes(tag.num_bytes)}"
     depth = "every byte read" if tag.is_deep else "structure only"
     if not tag.is_whole:
         verdict = "BROKEN"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds_toolkit.checkpoint.dtypes import DType, convert
+from ds_toolkit.checkpoint.reading import read_into
 from ds_toolkit.convert.crc32 import combined
 from ds_toolkit.convert.gathering import Gather, Read
 from ds_toolkit.convert.integrity import SourceCrcs
@@ -207,12 +208,7 @@ class _Crew:
         start_writing_back(self._written, offset_bytes, len(data))
 
     def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
-        descriptor, num_read = self._descriptors[source], 0
-        while num_read < len(raw):
-            count = os.preadv(descriptor, [raw[num_read:]], offset_bytes + num_read)
-            if count == 0:
-                raise ToolkitError("a checkpoint file became shorter while it was read", where=source)
-            num_read += count
+        read_into(self._descriptors[source], source, offset_bytes, raw)
 
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

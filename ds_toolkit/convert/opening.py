@@ -14,7 +14,7 @@ import torch
 
 from ds_toolkit.checkpoint.layout import LATEST, find_tag_folder, is_tag_folder, tag_folders
 from ds_toolkit.checkpoint.masters import name_masters
-from ds_toolkit.checkpoint.shards import Slice
+from ds_toolkit.checkpoint.reading import OpenFiles
 from ds_toolkit.checkpoint.tensors import StoredTensor
 from ds_toolkit.checkpoint.weights import read_weights
 from ds_toolkit.convert.copying import PIECE_BYTES
@@ -141,31 +141,14 @@ def _map(path: Path) -> mmap.mmap | None:
 def _gathered(stored: StoredTensor) -> torch.Tensor:
     flat = torch.empty(stored.num_elements * stored.dtype.size_bytes, dtype=torch.uint8)
     memory: memoryview = flat.numpy().data
-    with contextlib.ExitStack() as stack:
-        descriptors: dict[Path, int] = {}
-
-        def read(path: Path, offset_bytes: int, out: memoryview) -> None:
-            if path not in descriptors:
-                descriptors[path] = os.open(path, os.O_RDONLY)
-                stack.callback(os.close, descriptors[path])
-            _read_all(descriptors[path], Slice(path, offset_bytes, len(out)), out)
-
+    with OpenFiles() as files:
         if stored.is_plain:
             position = 0
             for place in stored.slices:
-                read(place.path, place.offset_bytes, memory[position : position + place.num_bytes])
+                files.read(place.path, place.offset_bytes, memory[position : position + place.num_bytes])
                 position += place.num_bytes
         else:
             whole = Gather(stored, 0, stored.num_elements, 0, stored.dtype, stored.name)
             for piece in whole.pieces(PIECE_BYTES):
-                piece.fill(memory[piece.destination_offset_bytes :], read)
+                piece.fill(memory[piece.destination_offset_bytes :], files.read)
     return flat
-
-
-def _read_all(descriptor: int, place: Slice, out: memoryview) -> None:
-    num_read = 0
-    while num_read < place.num_bytes:
-        count = os.preadv(descriptor, [out[num_read:]], place.offset_bytes + num_read)
-        if count == 0:
-            raise ToolkitError("a checkpoint file became shorter while it was read", where=place.path)
-        num_read += count

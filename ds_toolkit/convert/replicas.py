@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from ds_toolkit.checkpoint.reading import OpenFiles
 from ds_toolkit.checkpoint.tensors import Replica, StoredTensor
 from ds_toolkit.convert.gathering import gather
 from ds_toolkit.errors import ToolkitError
@@ -46,23 +45,15 @@ def check_replicas(replicas: Sequence[Replica]) -> tuple[str, ...]:
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
-    return all(mine == its for mine, its in zip(_pieces(one), _pieces(other), strict=True))
+    with OpenFiles() as files:
+        pairs = zip(_pieces(one, files), _pieces(other, files), strict=True)
+        return all(mine == its for mine, its in pairs)
 
 
-def _pieces(tensor: StoredTensor) -> Iterator[bytes]:
+def _pieces(tensor: StoredTensor, files: OpenFiles) -> Iterator[bytes]:
     step = max(_PIECE_BYTES // tensor.dtype.size_bytes, 1)
     for start in range(0, tensor.num_elements, step):
         count = min(step, tensor.num_elements - start)
         piece = bytearray(count * tensor.dtype.size_bytes)
-        gather(tensor, start, memoryview(piece), _read)
+        gather(tensor, start, memoryview(piece), files.read)
         yield bytes(piece)
-
-
-def _read(path: Path, offset_bytes: int, out: memoryview) -> None:
-    with path.open("rb", buffering=0) as file:
-        num_read = 0
-        while num_read < len(out):
-            count = os.preadv(file.fileno(), [out[num_read:]], offset_bytes + num_read)
-            if count == 0:
-                raise ToolkitError("a checkpoint file became shorter while it was read", where=path)
-            num_read += count

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored import assert_holds
+from stored import assert_holds, copier, tag_of
 
 from ds_toolkit.checkpoint.examining.summary import summarize
 from ds_toolkit.checkpoint.masters import name_masters
@@ -30,18 +30,9 @@ STAGE1 = "moe-ep2-stage1-bf16-2ranks"
 PREFIX = "block.moe.deepspeed_moe.experts.deepspeed_experts"
 
 
-def tag_of(case_folder: Path) -> Path:
-    return case_folder / "checkpoints" / "global_step2"
-
-
 @pytest.fixture
 def copied(layouts_zoo: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a case's tag to where a test may damage it."""
-
-    def copy(case: str) -> Path:
-        return shutil.copytree(tag_of(layouts_zoo / case), tmp_path / case)
-
-    return copy
+    return copier(layouts_zoo, tmp_path)
 
 
 def rewrite(path: Path, **changes: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from stored import assert_holds, values_of
+from stored import assert_holds, copier, tag_of, values_of
 
 from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
 from ds_toolkit.checkpoint.masters import name_masters
@@ -32,18 +32,9 @@ UNTOLD = "pp2-stage0-untold-2ranks"
 TIED = {"tied_modules.embedding.weight", "tied_modules.embedding.shift"}
 
 
-def tag_of(case_folder: Path) -> Path:
-    return case_folder / "checkpoints" / "global_step2"
-
-
 @pytest.fixture
 def copied(layouts_zoo: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a case's tag to where a test may damage it."""
-
-    def copy(case: str) -> Path:
-        return shutil.copytree(tag_of(layouts_zoo / case), tmp_path / case)
-
-    return copy
+    return copier(layouts_zoo, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)

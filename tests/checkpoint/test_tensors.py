@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from stored import assert_holds, values_of
+from stored import assert_holds, copier, tag_of, values_of
 
 from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
 from ds_toolkit.checkpoint.masters import name_masters
@@ -47,18 +47,9 @@ BF16_OPTIMIZER = "stage1-bf16optimizer"
 FROZEN = {"frozen.weight", "frozen.bias"}
 
 
-def tag_of(case_folder: Path) -> Path:
-    return case_folder / "checkpoints" / "global_step3"
-
-
 @pytest.fixture
 def copied(zoo: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a case's tag to where a test may damage it."""
-
-    def copy(case: str) -> Path:
-        return shutil.copytree(tag_of(zoo / case), tmp_path / case)
-
-    return copy
+    return copier(zoo, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*READABLE, BF16_OPTIMIZER])

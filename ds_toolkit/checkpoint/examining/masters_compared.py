@@ -6,7 +6,6 @@ trace tells two runs apart that have the same settings and the same step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from ds_toolkit.checkpoint.dtypes import DType, convert
 from ds_toolkit.checkpoint.examining.examined import ExaminedTag
 from ds_toolkit.checkpoint.examining.values import are_finite
 from ds_toolkit.checkpoint.layouts.cells import Cell
+from ds_toolkit.checkpoint.reading import read_elements
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import StoredTensor
-from ds_toolkit.errors import ToolkitError
 
 _COMPARED_ELEMENTS = 2**19
 
@@ -80,20 +79,14 @@ def _num_differing(
     num_differing = 0
     for start in range(0, count, _COMPARED_ELEMENTS):
         length = min(_COMPARED_ELEMENTS, count - start)
-        raw = np.frombuffer(_read(full, start, length, dtype.size_bytes), np.uint8)
+        raw = np.frombuffer(read_elements(full, start, length, dtype.size_bytes), np.uint8)
         rounded = convert(raw, dtype, copy_dtype).view(unsigned)
-        expected = np.frombuffer(_read(copy, position + start, length, copy_dtype.size_bytes), unsigned)
+        expected = np.frombuffer(
+            read_elements(copy, position + start, length, copy_dtype.size_bytes), unsigned
+        )
         unlike = rounded != expected
         if unlike.any():
             # What is no number has a rule of its own, and any NaN stands for every other.
             unlike &= are_finite(rounded, copy_dtype) & are_finite(expected, copy_dtype)
             num_differing += int(np.count_nonzero(unlike))
     return num_differing
-
-
-def _read(place: Slice, start: int, count: int, item_bytes: int) -> bytes:
-    with place.path.open("rb") as file:
-        data = os.pread(file.fileno(), count * item_bytes, place.offset_bytes + start * item_bytes)
-    if len(data) != count * item_bytes:
-        raise ToolkitError("a checkpoint file became shorter while it was read", where=place.path)
-    return data

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ds_toolkit.checkpoint.fields import Fields
+from ds_toolkit.checkpoint.fields import Fields, not_together
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind
 from ds_toolkit.checkpoint.layouts.older_versions import shapes_by_group
 from ds_toolkit.checkpoint.layouts.partitions import (
@@ -179,12 +179,7 @@ def agree(shard: Shard, what: str, expected: object, found: object) -> None:
         ToolkitError: `found` in `shard` is not `expected`.
     """
     if expected != found:
-        raise ToolkitError(
-            "the files of a checkpoint do not belong together",
-            where=shard.path,
-            why=f"{what} is {found} here and {expected} in the first file",
-            fix="take another tag: these files are of different saves",
-        )
+        raise not_together(shard, f"{what} is {found} here and {expected} in the first file")
 
 
 def _zero_cell(models: Sequence[ModelStates], ranks: Sequence[OptimizerStates]) -> Cell:

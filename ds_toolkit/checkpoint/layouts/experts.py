@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ds_toolkit.checkpoint.examining.headers import base_state
-from ds_toolkit.checkpoint.fields import Fields
+from ds_toolkit.checkpoint.fields import Fields, not_together
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.layouts.cells import Cell, agree, unnamed_masters
 from ds_toolkit.checkpoint.layouts.partitions import flat_group_parameters, only_groups
@@ -295,9 +295,4 @@ def _number(name: str) -> int:
 
 
 def _wrong_files(shard: Shard, why: str) -> ToolkitError:
-    return ToolkitError(
-        "the experts' files and the optimizer's do not belong together",
-        where=shard.path,
-        why=why,
-        fix="take another tag: these files are of different saves",
-    )
+    return not_together(shard, why, what="the experts' files and the optimizer's")

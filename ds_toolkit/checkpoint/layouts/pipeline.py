@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds_toolkit.checkpoint.examining.headers import base_state
+from ds_toolkit.checkpoint.fields import not_together
 from ds_toolkit.checkpoint.layout import ShardKind
 from ds_toolkit.checkpoint.layouts.cells import Cell, CellStates, agree, cell_of, open_cell
 from ds_toolkit.checkpoint.layouts.samples import seem_equal
@@ -222,7 +223,7 @@ def _check_layers(tag: TagFiles, layers: Sequence[_Layer], cells: Sequence[Cell]
                     fix="take another tag, or bring the file back",
                 )
             if number.isdecimal() and rest not in by_index[number].tensors:
-                raise _not_together(by_index[number].shard, f"it has no {name}")
+                raise not_together(by_index[number].shard, f"it has no {name}")
 
 
 def _check_states(tag: TagFiles, layers: Sequence[_Layer], cells: Sequence[Cell]) -> None:
@@ -305,16 +306,7 @@ def _shaped(cell: Cell, tensor: StoredTensor, shard: Shard, record: TensorRecord
     """The optimizer's tensor in the shape that the layer's file has."""
     is_known = bool(cell.model.group_shapes)
     if tensor.num_elements != math.prod(record.shape) or (is_known and tensor.shape != record.shape):
-        raise _not_together(
+        raise not_together(
             shard, f"{tensor.name} has the shape {record.shape} here and {tensor.shape} in the optimizer"
         )
     return dataclasses.replace(tensor, shape=record.shape)
-
-
-def _not_together(shard: Shard, why: str) -> ToolkitError:
-    return ToolkitError(
-        "the files of a checkpoint do not belong together",
-        where=shard.path,
-        why=why,
-        fix="take another tag: these files are of different saves",
-    )

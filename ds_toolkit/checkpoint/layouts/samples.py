@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 
+from ds_toolkit.checkpoint.reading import read_slice
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import StoredTensor
 
@@ -45,17 +45,12 @@ def _read(tensor: StoredTensor, start: int, count: int) -> bytes:
     for place in tensor.slices:
         if skipped_bytes < place.num_bytes and wanted_bytes:
             part = min(place.num_bytes - skipped_bytes, wanted_bytes)
-            data += _read_slice(Slice(place.path, place.offset_bytes + skipped_bytes, part))
+            data += read_slice(Slice(place.path, place.offset_bytes + skipped_bytes, part))
             wanted_bytes -= part
             skipped_bytes = 0
         else:
             skipped_bytes = max(skipped_bytes - place.num_bytes, 0)
     return data
-
-
-def _read_slice(place: Slice) -> bytes:
-    with place.path.open("rb") as file:
-        return os.pread(file.fileno(), place.num_bytes, place.offset_bytes)
 
 
 def _rounded(data: bytes, dtype: str, wanted: str) -> bytes | None:

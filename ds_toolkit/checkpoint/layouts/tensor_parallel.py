@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from ds_toolkit.checkpoint.fields import not_together
 from ds_toolkit.checkpoint.layout import UnsupportedLayoutError
 from ds_toolkit.checkpoint.layouts.boxes import Box
 from ds_toolkit.checkpoint.layouts.cells import Cell
@@ -97,12 +98,7 @@ def _check_agreement(cells: Sequence[Cell]) -> None:
             None,
         )
         if differing is not None:
-            raise ToolkitError(
-                "the files of a checkpoint do not belong together",
-                where=other.shard.path,
-                why=f"{differing} is another one than in {model.shard.path.name}",
-                fix="take another tag: these files are of different saves",
-            )
+            raise not_together(other.shard, f"{differing} is another one than in {model.shard.path.name}")
 
 
 def _split_of(recorded: RecordedSplits, parts: Sequence[StoredTensor]) -> Split:
