@@ -32,9 +32,8 @@ MAX_OF_UPSTREAM = {".safetensors": {"340M": 0.30, "1.5B": 0.20}, ".bin": {"340M"
 MAX_OF_CP = 2.0
 MAX_BF16_OF_FP32 = 1.5
 MAX_PEAK_BYTES = 450 * MEGABYTE
-# What a process takes before it does anything; `cp` needs none of it. torch lays a .bin file out.
+# What a process takes before it does anything; `cp` needs none of it.
 STARTUP = [sys.executable, "-c", "import typer, rich, ds_toolkit.convert.consolidate"]
-STARTUP_BIN = [sys.executable, "-c", "import typer, rich, ds_toolkit.convert.consolidate, torch"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,7 @@ def measure(folder: Path, num_rounds: int) -> dict[str, list[Run]]:
         for what, command in {
             "upstream .safetensors": [*upstream, *one_file, "--safe_serialization"],
             "upstream .bin": [*upstream, *one_file],
-            "start .safetensors": STARTUP,
-            "start .bin": STARTUP_BIN,
+            "start": STARTUP,
             ".safetensors": [*ours, out / "model.safetensors"],
             "cp": ["cp", out / "model.safetensors", out / "copy"],
             # Ours is on the disk when it is done, and so should be what it is compared with.
@@ -144,7 +142,7 @@ def judged(runs: Mapping[str, list[Run]], limit_of: str) -> tuple[list[tuple[str
             most = MAX_OF_UPSTREAM[what][limit_of]
             limits[f"{most:.2f} of upstream"] = of_upstream <= most
             for copying in ("cp", "cp and sync"):
-                most = MAX_OF_CP * seconds[copying] + seconds[f"start {what}"]
+                most = MAX_OF_CP * seconds[copying] + seconds["start"]
                 limits[f"{most:.2f} s ({MAX_OF_CP:g} x {copying} + start)"] = took <= most
         if what == ".safetensors bf16":
             limits[f"{MAX_BF16_OF_FP32:g} of fp32"] = took <= MAX_BF16_OF_FP32 * seconds[".safetensors"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ds_toolkit.checkpoint.damage import unreadable, wrong_size
 from ds_toolkit.checkpoint.pickle_machine import MalformedPickleError, TruncatedPickleError
 from ds_toolkit.checkpoint.reductions import StorageRecord
 from ds_toolkit.checkpoint.unpickle import MAX_PICKLE_BYTES, run_pickle
@@ -51,9 +52,9 @@ def read_legacy(descriptor: int, path: Path) -> tuple[Any, Mapping[str, Member]]
     except TruncatedPickleError as error:
         if size_bytes > MAX_PICKLE_BYTES:
             raise ToolkitError("a checkpoint file's structure is absurdly large", where=path) from error
-        raise _wrong_size(path, size_bytes, "what describes its tensors is not there completely") from error
+        raise wrong_size(path, size_bytes, "what describes its tensors is not there completely") from error
     except MalformedPickleError as error:
-        raise _unreadable(path, f"its pickle is damaged: {error}") from error
+        raise unreadable(path, f"its pickle is damaged: {error}") from error
     return root, _places(descriptor, path, size_bytes, keys, storages, position)
 
 
@@ -96,35 +97,17 @@ def _places(
     position: int,
 ) -> Mapping[str, Member]:
     if set(keys) != set(storages) or len(set(keys)) != len(keys):
-        raise _unreadable(path, "its list of storages is not that of its tensors")
+        raise unreadable(path, "its list of storages is not that of its tensors")
     sizes = {key: storage.num_elements * storage.dtype.size_bytes for key, storage in storages.items()}
     needed_bytes = position + sum(_COUNT.size + size for size in sizes.values())
     if needed_bytes > size_bytes:
-        raise _wrong_size(path, size_bytes, f"its tensors and what describes them need {needed_bytes:,}")
+        raise wrong_size(path, size_bytes, f"its tensors and what describes them need {needed_bytes:,}")
     members = {}
     for key in keys:
         (count,) = _COUNT.unpack(os.pread(descriptor, _COUNT.size, position))
         if count != storages[key].num_elements:
             why = f"a storage of {storages[key].num_elements} elements is said to have {count} where it lies"
-            raise _unreadable(path, why)
+            raise unreadable(path, why)
         members[key] = Member(key, position + _COUNT.size, sizes[key], crc32=0, entry_offset=0)
         position += _COUNT.size + sizes[key]
     return members
-
-
-def _unreadable(path: Path, why: str) -> ToolkitError:
-    return ToolkitError(
-        "a checkpoint file cannot be read",
-        where=path,
-        why=why,
-        fix="take another tag, or a copy of this file from another place",
-    )
-
-
-def _wrong_size(path: Path, size_bytes: int, should: str) -> ToolkitError:
-    return ToolkitError(
-        "a checkpoint file is truncated or of the wrong size",
-        where=path,
-        why=f"it has {size_bytes:,} bytes; {should}",
-        fix="take another tag, or a copy of this file from another place",
-    )

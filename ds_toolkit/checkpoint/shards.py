@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_toolkit.checkpoint.damage import ANOTHER_COPY, unreadable, wrong_size
 from ds_toolkit.checkpoint.legacy import is_legacy, read_legacy
 from ds_toolkit.checkpoint.reductions import StorageRecord, TensorRecord
 from ds_toolkit.checkpoint.unpickle import MAX_PICKLE_BYTES, unpickle
@@ -26,12 +27,7 @@ from ds_toolkit.checkpoint.ziparchive import (
 )
 from ds_toolkit.errors import ToolkitError
 
-_ANOTHER_COPY = "take another tag, or a copy of this file from another place"
 _SHORT_PICKLE_BYTES = 64 * 2**20
-
-
-class WrongSizeError(ToolkitError):
-    """A file is cut short, or not as long as its manifest says."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Shard:
                 f"the elements of {name} do not lie in row-major order",
                 where=self.path,
                 why=f"shape {tensor.shape}, strides {tensor.strides}",
-                fix=_ANOTHER_COPY,
+                fix=ANOTHER_COPY,
             )
         return self.span(tensor, name=name)
 
@@ -84,7 +80,7 @@ class Shard:
                 "a checkpoint file cannot be read",
                 where=self.path,
                 why=f"the storage of {name} should have {storage_bytes} bytes and {found}",
-                fix=_ANOTHER_COPY,
+                fix=ANOTHER_COPY,
             )
         item_bytes = tensor.dtype.size_bytes
         first_bytes = tensor.storage.first * tensor.storage.dtype.size_bytes
@@ -125,7 +121,7 @@ def open_shard(path: Path, expected_size_bytes: int | None = None) -> Shard:
 def _read_shard(descriptor: int, path: Path, expected_size_bytes: int | None) -> Shard:
     size_bytes = os.fstat(descriptor).st_size
     if expected_size_bytes is not None and size_bytes != expected_size_bytes:
-        raise _wrong_size(path, size_bytes, f"its manifest says {expected_size_bytes:,}")
+        raise wrong_size(path, size_bytes, f"its manifest says {expected_size_bytes:,}")
     if is_legacy(descriptor):
         root, storages = read_legacy(descriptor, path)
         return Shard(path, size_bytes, root, storages)
@@ -137,11 +133,9 @@ def _read_shard(descriptor: int, path: Path, expected_size_bytes: int | None) ->
         should = "what a whole file ends with is missing"
         if least_bytes is not None and least_bytes > size_bytes:
             should = f"its tensors alone need {least_bytes:,}"
-        raise _wrong_size(path, size_bytes, should) from None
+        raise wrong_size(path, size_bytes, should) from None
     except MalformedArchiveError as error:
-        raise ToolkitError(
-            "a checkpoint file cannot be read", where=path, why=str(error), fix=_ANOTHER_COPY
-        ) from error
+        raise unreadable(path, str(error)) from error
     root_name = pickled.name.removesuffix("data.pkl")
     byte_order = members.get(f"{root_name}byteorder")
     if byte_order is not None and os.pread(descriptor, 6, byte_order.data_offset) != b"little":
@@ -166,15 +160,6 @@ def _find_pickle(members: Mapping[str, Member]) -> Member:
     if found[0].size_bytes > MAX_PICKLE_BYTES:
         raise MalformedArchiveError(f"its data.pkl of {found[0].size_bytes} bytes is absurd")
     return found[0]
-
-
-def _wrong_size(path: Path, size_bytes: int, should: str) -> WrongSizeError:
-    return WrongSizeError(
-        "a checkpoint file is truncated or of the wrong size",
-        where=path,
-        why=f"it has {size_bytes:,} bytes; {should}",
-        fix=_ANOTHER_COPY,
-    )
 
 
 def _least_size_bytes(descriptor: int, size_bytes: int) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ds_toolkit.checkpoint.layout import ShardFile, ShardKind, parse_shard_name, shard_files
@@ -18,7 +20,9 @@ class TagFiles:
     folder: Path
     files: tuple[ShardFile, ...]
     manifest: Manifest | None
-    opened: list[Path] = field(default_factory=list)
+    # Of thousands of files only the last one's structure is kept: what tells the layout is read next, too.
+    _last: Shard | None = None
+    _opened: dict[Path, None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> TagFiles:
@@ -33,6 +37,8 @@ class TagFiles:
             ToolkitError: it is missing, damaged, or not of the size that the manifest says.
         """
         path = self.folder / name
+        if self._last is not None and self._last.path == path:
+            return self._last
         if not path.exists():
             raise ToolkitError(
                 "a checkpoint file is missing",
@@ -40,9 +46,18 @@ class TagFiles:
                 why="the checkpoint was not saved completely, or a file was lost",
                 fix="take another tag, or bring the file back",
             )
-        self.opened.append(path)
-        sizes = {file.name: file.size_bytes for file in self.manifest.files} if self.manifest else {}
-        return open_shard(path, sizes.get(name))
+        self._last = open_shard(path, self._sizes_bytes.get(name))
+        self._opened[path] = None
+        return self._last
+
+    @property
+    def opened(self) -> tuple[Path, ...]:
+        """Those that were opened, in that order."""
+        return tuple(self._opened)
+
+    @cached_property
+    def _sizes_bytes(self) -> Mapping[str, int]:
+        return {file.name: file.size_bytes for file in self.manifest.files} if self.manifest else {}
 
     def names_of(self, kind: ShardKind) -> list[ShardFile]:
         """The files of one kind, those among them that the manifest lists and that are missing."""

@@ -106,7 +106,7 @@ def _map_of(tag: TagFiles, cell: Cell, pp_degree: int, tp_degree: int) -> Checkp
         tensors=cell.tensors,
         aliases=cell.aliases,
         names=cell.names,
-        shards=tuple(dict.fromkeys(tag.opened)),
+        shards=tag.opened,
         unnamed_masters=cell.unnamed_masters,
         replicas=cell.replicas,
         left_out=cell.model.left_out,

@@ -24,8 +24,8 @@ from ds_toolkit.convert.weight_files import SAFETENSORS
 from ds_toolkit.convert.writers import Layout
 from ds_toolkit.errors import ToolkitError
 
-# Measured: Python with numpy, and with torch, which writes the structure of a `.bin` file.
-_BASE_BYTES = {"safetensors": 36 * 2**20, "bin": 224 * 2**20}
+# Measured: Python with numpy.
+_BASE_BYTES = 36 * 2**20
 # A piece in a thread's buffer, and what numpy makes of it on the way to another type.
 _BUFFERS_PER_THREAD = 3
 
@@ -34,7 +34,7 @@ def needed_memory_bytes(target: Target, tensors: Mapping[str, StoredTensor], num
     """An estimate of the memory that `write` takes, this process included; the model's size is not in it."""
     spanned_bytes = max((_spanned_bytes(tensor) for tensor in tensors.values()), default=0)
     each_bytes = _BUFFERS_PER_THREAD * PIECE_BYTES + spanned_bytes
-    return _BASE_BYTES[target.format.name] + num_threads * each_bytes
+    return _BASE_BYTES + num_threads * each_bytes
 
 
 def check_space(target: Target, files: Sequence[OutputFile]) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ds_toolkit.checkpoint.damage import WrongSizeError
 from ds_toolkit.checkpoint.examining.headers import Header, read_header
 from ds_toolkit.checkpoint.fields import Fields
 from ds_toolkit.checkpoint.layout import (
@@ -25,7 +26,7 @@ from ds_toolkit.checkpoint.layouts.cells import Cell, read_cell
 from ds_toolkit.checkpoint.layouts.experts import with_experts
 from ds_toolkit.checkpoint.layouts.states import model_states, optimizer_states
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
-from ds_toolkit.checkpoint.shards import Shard, WrongSizeError, open_shard
+from ds_toolkit.checkpoint.shards import Shard, open_shard
 from ds_toolkit.checkpoint.tag_files import TagFiles
 from ds_toolkit.checkpoint.tensors import CheckpointMap
 from ds_toolkit.checkpoint.weights import read_weights

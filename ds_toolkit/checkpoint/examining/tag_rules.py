@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ds_toolkit.checkpoint.damage import WrongSizeError
 from ds_toolkit.checkpoint.examining.agreement import of_another_run, of_another_step, saved_apart
 from ds_toolkit.checkpoint.examining.coverage import coverage_problems
 from ds_toolkit.checkpoint.examining.examined import TAG_RULES, ExaminedTag
 from ds_toolkit.checkpoint.layout import UnsupportedLayoutError, parse_shard_name
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME
-from ds_toolkit.checkpoint.shards import WrongSizeError
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Severity
 from ds_toolkit.rules import Problem

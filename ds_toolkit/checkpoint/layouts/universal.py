@@ -54,7 +54,7 @@ def read_universal(tag: TagFiles) -> CheckpointMap:
         tensors=tensors,
         aliases={alias: name for cell in cells for alias, name in cell.aliases.items() if name in tensors},
         names=tuple(names),
-        shards=tuple(dict.fromkeys(tag.opened)),
+        shards=tag.opened,
         left_out=first.model.left_out,
         notes=tuple(dict.fromkeys(note for cell in cells for note in cell.notes)),
     )

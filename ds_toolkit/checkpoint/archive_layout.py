@@ -1,8 +1,8 @@
-"""A file of `torch.save` whose storages lie at fixed places, for states that are written again and again.
+"""A file of `torch.save` whose storages lie at fixed places, and may be filled before its pickle is made.
 
 torch writes the pickle first and the storages behind it, so that all of them move when the pickle grows by a
 byte (a step counter that passes 255 is enough). Here the storages come first and the pickle last: where each
-lies depends on the sizes alone, and a snapshot may be copied there while its pickle is not yet made.
+lies depends on the sizes alone.
 
 Format: PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3 (zip64). Members are those of
 torch's `_save` (torch/serialization.py) and of PyTorchStreamWriter (caffe2/serialize).
@@ -33,7 +33,7 @@ _CONSTANTS = {".format_version": b"1", "byteorder": b"little", "version": b"3\n"
 
 
 @dataclass(frozen=True)
-class ShardFile:
+class ArchiveLayout:
     """Where everything lies in a file whose storages have these sizes in bytes, named 0, 1, 2 and so on."""
 
     storage_bytes: Sequence[int]

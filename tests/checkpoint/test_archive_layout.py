@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_toolkit.checkpoint.archive_layout import ALIGNMENT_BYTES, ArchiveLayout
 from ds_toolkit.checkpoint.reductions import TensorRecord
 from ds_toolkit.checkpoint.shards import open_shard
-from ds_toolkit.guardian.shard_file import ALIGNMENT_BYTES, ShardFile
 
 
 class Pickler(pickle.Pickler):
@@ -36,13 +36,13 @@ class Pickler(pickle.Pickler):
         return ("storage", kind, str(key), "cpu", value._size())
 
 
-def written(path: Path, value: Any, *, with_crcs: bool = True) -> ShardFile:
+def written(path: Path, value: Any, *, with_crcs: bool = True) -> ArchiveLayout:
     """Write a value as the arena does: storages first, each at its place, the pickle last."""
     out = io.BytesIO()
     pickler = Pickler(out)
     pickler.dump(value)
     datas = [bytes(storage.tolist()) for _, storage in sorted(pickler.storages.items())]
-    shard = ShardFile([len(data) for data in datas])
+    shard = ArchiveLayout([len(data) for data in datas])
     crcs = {key: zlib.crc32(data) for key, data in enumerate(datas)} if with_crcs else {}
     with path.open("wb") as file:
         for key, data in enumerate(datas):
@@ -119,7 +119,7 @@ def test_no_storages_at_all(tmp_path: Path) -> None:
 def test_storages_beyond_four_gigabytes(tmp_path: Path) -> None:
     """On a sparse file, of which only the ends are there."""
     sizes = [2**32 + 8, 16]
-    shard = ShardFile(sizes)
+    shard = ArchiveLayout(sizes)
     small = torch.arange(4, dtype=torch.int32)
     out = io.BytesIO()
     pickler = Pickler(out)
@@ -149,7 +149,7 @@ def test_storages_beyond_four_gigabytes(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, 300), max_size=30), pickled=st.binary(max_size=200))
 def test_any_sizes_make_an_archive(sizes: list[int], pickled: bytes) -> None:
-    shard = ShardFile(sizes)
+    shard = ArchiveLayout(sizes)
     data = bytearray(shard.tail_offset_bytes)
     for key, size in enumerate(sizes):
         start, header = shard.header(key, zlib.crc32(bytes([key] * size)))
