@@ -177,7 +177,7 @@ def consolidate(
         num_parameters=sum(tensor.num_elements for tensor in tensors if tensor.role is not Role.BUFFER),
         num_bytes=sum(sizes_bytes.values()),
         num_from_base=len(selected.from_base),
-        memory_bytes=needed_memory_bytes(target, selected.tensors, num_threads),
+        memory_bytes=needed_memory_bytes(selected.tensors, num_threads),
         free_bytes=free_bytes,
         seconds=seconds,
         aliases=dict(selected.aliases),

@@ -30,7 +30,7 @@ _BASE_BYTES = 36 * 2**20
 _BUFFERS_PER_THREAD = 3
 
 
-def needed_memory_bytes(target: Target, tensors: Mapping[str, StoredTensor], num_threads: int) -> int:
+def needed_memory_bytes(tensors: Mapping[str, StoredTensor], num_threads: int) -> int:
     """An estimate of the memory that `write` takes, this process included; the model's size is not in it."""
     spanned_bytes = max((_spanned_bytes(tensor) for tensor in tensors.values()), default=0)
     each_bytes = _BUFFERS_PER_THREAD * PIECE_BYTES + spanned_bytes
