@@ -1,0 +1,227 @@
+"""The arena: where the snapshots of one job lie on one node, and what its guardian has to know of the job.
+
+<root>/<job id>/                 0700, on tmpfs
+    job.json                     the job (`Job`): written once, by local rank 0, before the guardian starts
+    guardian.json                process id of the guardian, and when it began
+    guardian.sock, guardian.log
+    scripts/                     what DeepSpeed lays beside its checkpoints
+    rank_00003/control           `control`: the rank's page
+    rank_00003/slot_0/           a snapshot: files of a checkpoint tag, complete with their names
+    rank_00003/slot_0/contents.json   which files, and what each holds
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ds_toolkit.checkpoint.manifest import RunShape
+from ds_toolkit.errors import ToolkitError
+from ds_toolkit.guardian.control import is_alive
+from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
+
+CONTENTS_NAME = "contents.json"
+_JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
+# Everybody may write there; a folder of our own within is made private, and checked to be ours.
+_TMPFS = Path("/dev/shm")  # noqa: S108
+
+
+def arena_root() -> Path:
+    """Where this user's arenas lie: on tmpfs, so that they outlive processes and not the machine."""
+    return _TMPFS / f"ds_toolkit-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the guardian of a node has to know.
+
+    Attributes:
+        job_id: eight hexadecimal digits, the same on all nodes.
+        directory: the checkpoint directory, shared by all nodes.
+        node: number of this node, from 0.
+        nodes: the node of every rank.
+        sharding: the coordinates of every rank.
+        kinds: what the slots of every rank hold.
+        shape: of the run.
+        versions: name -> version of the software that writes the slots.
+        deadline_seconds: within which last words must be committed.
+        keep_last: how many periodic checkpoints are kept.
+    """
+
+    job_id: str
+    directory: Path
+    node: int
+    nodes: tuple[int, ...]
+    sharding: Sharding
+    kinds: tuple[frozenset[PieceKind], ...]
+    shape: RunShape
+    versions: Mapping[str, str]
+    deadline_seconds: float
+    keep_last: int
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """Global ranks of this node."""
+        return [rank for rank, node in enumerate(self.nodes) if node == self.node]
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the job has."""
+        return len(set(self.nodes))
+
+    def as_json(self) -> dict[str, Any]:
+        """The form in the file."""
+        return {
+            **dataclasses.asdict(self),
+            "directory": os.fspath(self.directory),
+            "kinds": [sorted(kind.name for kind in kinds) for kinds in self.kinds],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """Back from `as_json`."""
+        sharding = dict(data["sharding"])
+        sharding["ranks"] = tuple(Coordinates(**at) for at in sharding["ranks"])
+        return cls(
+            **{
+                **data,
+                "directory": Path(data["directory"]),
+                "nodes": tuple(data["nodes"]),
+                "sharding": Sharding(**sharding),
+                "kinds": tuple(frozenset(PieceKind[name] for name in names) for names in data["kinds"]),
+                "shape": RunShape(**data["shape"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class SlotFile:
+    """A file of a snapshot: its name in the tag, and what it holds."""
+
+    name: str
+    kind: PieceKind
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The folder of one job on this node."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, job: Job, root: Path | None = None) -> Arena:
+        """Make the folder of a job and describe the job in it; nobody else may look into it.
+
+        Raises:
+            ToolkitError: it cannot be made, or its root belongs to somebody else.
+        """
+        root = root or arena_root()
+        folder = root / job.job_id
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if root.stat().st_uid != os.getuid() or root.is_symlink():
+                raise ToolkitError("the place of snapshots belongs to somebody else", where=root)
+            root.chmod(0o700)
+            folder.mkdir(mode=0o700)
+            _write_json(folder / _JOB_NAME, job.as_json())
+        except OSError as error:
+            raise ToolkitError("the arena cannot be made", where=folder, why=error.strerror) from error
+        return cls(folder)
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the guardian listens."""
+        return self.folder / "guardian.sock"
+
+    @property
+    def log_path(self) -> Path:
+        """Where the guardian speaks when nobody listens to its standard error."""
+        return self.folder / "guardian.log"
+
+    @property
+    def scripts_folder(self) -> Path:
+        """What is to lie beside the tags, such as DeepSpeed's own recovery scripts."""
+        return self.folder / "scripts"
+
+    def rank_folder(self, rank: int) -> Path:
+        """Where a rank's page and slots lie."""
+        return self.folder / f"rank_{rank:05d}"
+
+    def slot_folder(self, rank: int, index: int) -> Path:
+        """Where a snapshot's files lie."""
+        return self.rank_folder(rank) / f"slot_{index}"
+
+    def job(self) -> Job:
+        """The job, as local rank 0 described it.
+
+        Raises:
+            ToolkitError: the description is not there, or not to be understood.
+        """
+        path = self.folder / _JOB_NAME
+        try:
+            return Job.from_json(json.loads(path.read_text()))
+        except OSError as error:
+            raise ToolkitError("an arena's job is not described", where=path, why=error.strerror) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ToolkitError("an arena's job cannot be understood", where=path, why=str(error)) from error
+
+    def sign(self, pid: int, ticks: int) -> None:
+        """This process is the guardian."""
+        _write_json(self.folder / _GUARDIAN_NAME, {"pid": pid, "start_ticks": ticks})
+
+    def guardian(self) -> tuple[int, int] | None:
+        """Process id and start of the guardian that signed last, whether it lives or not."""
+        try:
+            data = json.loads((self.folder / _GUARDIAN_NAME).read_text())
+            return int(data["pid"]), int(data["start_ticks"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def has_guardian(self) -> bool:
+        """Whether its guardian lives."""
+        guardian = self.guardian()
+        return guardian is not None and is_alive(*guardian)
+
+    def remove(self) -> None:
+        """Free the memory; what is missing already is no error."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def write_contents(slot_folder: Path, files: list[SlotFile]) -> None:
+    """Say which files a slot has. Only between `begin_slot` and `end_slot`."""
+    _write_json(slot_folder / CONTENTS_NAME, [{"name": file.name, "kind": file.kind.name} for file in files])
+
+
+def read_contents(slot_folder: Path) -> list[SlotFile]:
+    """The files of a slot.
+
+    Raises:
+        ToolkitError: what the slot says of them cannot be read, as while it is written.
+    """
+    path = slot_folder / CONTENTS_NAME
+    try:
+        return [SlotFile(file["name"], PieceKind[file["kind"]]) for file in json.loads(path.read_text())]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ToolkitError("a slot's contents cannot be read", where=path, why=str(error)) from error
+
+
+def arenas(root: Path | None = None) -> Iterator[Arena]:
+    """All arenas of this user on this node."""
+    root = root or arena_root()
+    if root.is_dir():
+        for folder in sorted(root.iterdir()):
+            if (folder / _JOB_NAME).is_file():
+                yield Arena(folder)
+
+
+def _write_json(path: Path, data: object) -> None:
+    # On tmpfs there is nothing to flush; whole all the same, for whoever reads it at any time.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(data))
+    partial.replace(path)
