@@ -5,7 +5,7 @@ and is read without disturbing it. All words are unsigned, of 64 bits, in the by
 writer: the rank, but for `FROZEN` and the slots' `WANTED`, which the guardian sets or clears.
 
 A slot is whole if its sequence word is even and not 0, and stays what it was while the slot is read: the rank
-makes it odd before it touches the slot, and even again when all bytes are there. Stores of one aligned word are
+makes it odd before it touches the slot, and even again when all bytes are there. A store of one aligned word is
 not torn. Between the bytes and the word that says so the rank takes a lock, which orders both.
 """
 
