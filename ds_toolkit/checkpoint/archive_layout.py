@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 ROOT = "archive"
 # torch aligns storages so, and loads faster what is aligned.
@@ -62,18 +63,26 @@ class ArchiveLayout:
             pickled: `data.pkl`, whose persistent ids name the storages by their numbers.
             crcs: CRC-32 of each storage; without, 0, which torch does not look at.
         """
-        entries = [
-            _entry(_storage_name(key), size_bytes, (crcs or {}).get(key, 0), self.header(key)[0])
-            for key, size_bytes in enumerate(self.storage_bytes)
-        ]
+        directory = bytearray(self._entries(crcs) if crcs else self._entries_without_crcs)
         out = bytearray()
         for name, content in {"data.pkl": pickled, **_CONSTANTS}.items():
             crc32, full_name = zlib.crc32(content), f"{ROOT}/{name}"
-            entries.append(_entry(full_name, len(content), crc32, self.tail_offset_bytes + len(out)))
+            directory += _entry(full_name, len(content), crc32, self.tail_offset_bytes + len(out))
             out += _local_header(full_name, len(content), crc32) + content
-        directory = b"".join(entries)
-        directory_offset = self.tail_offset_bytes + len(out)
-        return bytes(out) + directory + _end(len(entries), len(directory), directory_offset)
+        num_entries = len(self.storage_bytes) + 1 + len(_CONSTANTS)
+        end = _end(num_entries, len(directory), self.tail_offset_bytes + len(out))
+        return bytes(out) + bytes(directory) + end
+
+    @cached_property
+    def _entries_without_crcs(self) -> bytes:
+        # A snapshot has them at every step.
+        return self._entries({})
+
+    def _entries(self, crcs: Mapping[int, int]) -> bytes:
+        return b"".join(
+            _entry(_storage_name(key), size_bytes, crcs.get(key, 0), self.header(key)[0])
+            for key, size_bytes in enumerate(self.storage_bytes)
+        )
 
 
 def _storage_name(key: int) -> str:

@@ -78,15 +78,15 @@ def gpus(nvidia_smi: str = "nvidia-smi") -> tuple[Gpu, ...]:
 
 
 def _machine_memory_bytes(root: Path) -> int | None:
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    match = re.search(r"^MemTotal:\s*(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
 def _memory_limit_bytes(root: Path) -> int | None:
     limits = [
-        _text(folder / name).strip()
+        text_of(folder / name).strip()
         for folder, name in [
-            *((folder, "memory.max") for folder in _cgroup_folders(root)),
+            *((folder, "memory.max") for folder in cgroup_folders(root)),
             (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         ]
     ]
@@ -96,17 +96,18 @@ def _memory_limit_bytes(root: Path) -> int | None:
 
 def _cpu_quota(root: Path) -> float | None:
     quotas = []
-    for folder in _cgroup_folders(root):
-        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    for folder in cgroup_folders(root):
+        quota, _, period = text_of(folder / "cpu.max").strip().partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def _cgroup_folders(root: Path) -> list[Path]:
+def cgroup_folders(root: Path) -> list[Path]:
+    """The folders of this process's cgroup and of those above it, the nearest first (version 2)."""
     # A limit may stand at any level above this process; in a container its own level is the mount's root.
     top = root / "sys/fs/cgroup"
-    match = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    match = re.search(r"^0::/(.*)$", text_of(root / "proc/self/cgroup"), re.MULTILINE)
     own = top / (match[1] if match else "")
     return [own, *(parent for parent in own.parents if parent == top or top in parent.parents)]
 
@@ -118,7 +119,8 @@ def _names(folder: Path) -> tuple[str, ...]:
         return ()
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of one of the kernel's files; empty where there is none."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

@@ -89,7 +89,7 @@ def buffer_digests(engine: Any) -> dict[str, int]:
     """
     if engine.zero_optimization_partition_weights():
         return {}
-    return {name: _digest(buffer) for name, buffer in _persistent_buffers(engine.module).items()}
+    return {name: _digest(buffer) for name, buffer in persistent_buffers(engine.module).items()}
 
 
 def own_buffers(
@@ -105,7 +105,7 @@ def own_buffers(
         digests: `buffer_digests` of this rank.
         saved_digests: the same of the rank that writes this rank's model file.
     """
-    buffers = _persistent_buffers(engine.module)
+    buffers = persistent_buffers(engine.module)
     return {
         name: buffers[name].detach() for name, digest in digests.items() if digest != saved_digests.get(name)
     }
@@ -137,7 +137,8 @@ def load_rank_state(folder: Path, rank: int) -> dict[str, Any] | None:
     return state
 
 
-def _persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a checkpoint holds, by name."""
     persistent = {
         f"{prefix}.{name}" if prefix else name
         for prefix, submodule in module.named_modules()

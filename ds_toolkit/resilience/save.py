@@ -42,12 +42,14 @@ class SavedCheckpoint:
         step: optimizer steps that it holds.
         total_bytes: size of all its files.
         stall_seconds: how long the training loop waited for it on this rank.
+        in_background: whether the guardian wrote it, while training went on.
     """
 
     tag: str
     step: int
     total_bytes: int
     stall_seconds: float
+    in_background: bool = False
 
 
 def save(
@@ -79,7 +81,7 @@ def save(
     # Random states first: nothing below may draw from a generator unnoticed.
     rank_state = agreement.together("collect the state of this rank", lambda: _rank_state(tracked))
     rank_state["buffers"] = _own_buffers(engine)
-    values = agreement.together("collect the client state", lambda: _client_state(client_state))
+    values = agreement.together("collect the client state", lambda: checked_client_state(client_state))
     try:
         agreement.only_on_rank_0(f"begin the checkpoint `{tag}`", lambda: commit.begin(partial))
         agreement.together(
@@ -133,7 +135,12 @@ def _own_buffers(engine: Any) -> dict[str, torch.Tensor]:
     return own_buffers(engine, digests, in_model_file)
 
 
-def _client_state(client_state: Callable[[], Mapping[str, object]] | None) -> Mapping[str, object]:
+def checked_client_state(client_state: Callable[[], Mapping[str, object]] | None) -> Mapping[str, object]:
+    """What the user's function gives.
+
+    Raises:
+        ToolkitError: it uses a key of DeepSpeed's own.
+    """
     values = {} if client_state is None else client_state()
     for key in sorted(DEEPSPEED_STATE_KEYS & values.keys()):
         # It would overwrite a part of the checkpoint itself.

@@ -1,0 +1,107 @@
+"""No rank ends unheard: signals, exceptions and the interpreter's own end pass by here first.
+
+A Python signal handler does not run while the main thread waits in a collective. But the interpreter writes
+the signal's number to a descriptor at once (`signal.set_wakeup_fd`), and a thread reads it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from ds_toolkit.guardian.control import Leaving
+
+HEARD_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What schedulers send before they kill."""
+
+Leave = Callable[[Leaving, str], None]
+
+
+class Departure:
+    """Calls `leave` before this process ends, whatever ends it, short of SIGKILL and a crash.
+
+    Signals that the program itself listens to are left to it.
+    """
+
+    def __init__(self, leave: Leave) -> None:
+        """Listen from now on. Signals can be heard only if this is called in the main thread."""
+        self._leave = leave
+        self._failure: str | None = None
+        self._old_handlers: dict[signal.Signals, object] = {}
+        self._old_wakeup = -1
+        self._reader, self._writer = socket.socketpair()
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._note_failure
+        atexit.register(self._at_exit)
+        if threading.current_thread() is threading.main_thread():
+            self._listen()
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """Names of the signals that are listened to."""
+        return tuple(heard.name for heard in self._old_handlers)
+
+    def close(self) -> None:
+        """Listen no more."""
+        atexit.unregister(self._at_exit)
+        if sys.excepthook == self._note_failure:
+            sys.excepthook = self._excepthook
+        if self._old_handlers and threading.current_thread() is threading.main_thread():
+            for heard, handler in self._old_handlers.items():
+                if signal.getsignal(heard) is _leave_it_to_the_thread:
+                    signal.signal(heard, handler)  # type: ignore[arg-type]
+            signal.set_wakeup_fd(self._old_wakeup)
+        # The thread ends by this.
+        with contextlib.suppress(OSError):
+            self._writer.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        for heard in HEARD_SIGNALS:
+            if signal.getsignal(heard) is signal.SIG_DFL:
+                self._old_handlers[heard] = signal.signal(heard, _leave_it_to_the_thread)
+        self._writer.setblocking(False)
+        self._old_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, name="ds_toolkit-signals", daemon=True).start()
+
+    def _hear(self) -> None:
+        while number := self._reader.recv(1):
+            if self._old_wakeup >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._old_wakeup, number)
+            if number[0] in self._old_handlers:
+                name = signal.Signals(number[0]).name
+                try:
+                    self._leave(Leaving.SIGNAL, name)
+                finally:
+                    _flush()
+                    # The main thread may never come back from where it is.
+                    os._exit(128 + number[0])
+
+    def _note_failure(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        self._failure = f"{kind.__name__}: {error}".partition("\n")[0]
+        self._excepthook(kind, error, traceback)
+
+    def _at_exit(self) -> None:
+        if self._failure is None:
+            self._leave(Leaving.END, "")
+        else:
+            self._leave(Leaving.EXCEPTION, self._failure)
+
+
+def _leave_it_to_the_thread(number: int, frame: object) -> None:
+    """Python needs a handler of its own to write to the descriptor."""
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
