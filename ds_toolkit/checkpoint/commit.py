@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ from ds_toolkit.files import (
 _PARTIAL_SUFFIX = ".partial"
 _REPLACED_SUFFIX = ".replaced"
 _DELETED_SUFFIX = ".deleted"
+# Where the guardians of a job's nodes agree after a death, in a folder of the job's name.
+AGREEMENT_FOLDER = ".last_words"
 _LEFT_BEHIND = re.compile(
     r"\.(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.+=@-]*?)(?:\.[0-9a-f]{8}\.partial|\.replaced|\.deleted)|\.latest\.\d+\.partial"
 )
@@ -103,8 +105,16 @@ def seal(partial: PartialTag, rank: int, step: int, shape: RunShape, names: Iter
         shape: of the run that writes.
         names: paths of the files inside the folder.
     """
-    files = tuple(_flushed(partial.folder, name, rank) for name in sorted(names))
-    manifest = RankManifest(rank, step, shape, files)
+    return seal_flushed(
+        partial, rank, step, shape, [_flushed(partial.folder, name, rank) for name in sorted(names)]
+    )
+
+
+def seal_flushed(
+    partial: PartialTag, rank: int, step: int, shape: RunShape, files: Iterable[ManifestFile]
+) -> RankManifest:
+    """`seal` for whoever has flushed the files and knows their CRCs, having computed them while it wrote."""
+    manifest = RankManifest(rank, step, shape, tuple(sorted(files, key=lambda file: file.name)))
     manifest.write(partial.folder)
     return manifest
 
@@ -115,8 +125,9 @@ def commit(
     kind: str,
     protected: bool = False,
     micro_steps: int = 0,
-    versions: dict[str, str] | None = None,
+    versions: Mapping[str, str] | None = None,
     patience_seconds: float = 30.0,
+    point_latest: bool = True,
 ) -> Manifest:
     """Make a sealed tag visible and point `latest` at it.
 
@@ -127,6 +138,7 @@ def commit(
         micro_steps: taken of an unfinished gradient accumulation.
         versions: name -> version of the software that wrote it.
         patience_seconds: how long to wait for the manifests of other ranks to become visible.
+        point_latest: whether `latest` is to name it; not if nothing can resume from it.
 
     Raises:
         ToolkitError: a rank's manifest is missing, ranks disagree on the step or the run's shape, or the
@@ -144,7 +156,7 @@ def commit(
         protected=protected or _is_protected(partial.target),
         micro_steps=micro_steps,
         created_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
-        versions=versions or {},
+        versions=dict(versions or {}),
     )
     # Written when all else is there and flushed: whoever finds it may rely on the rest.
     manifest.write(folder)
@@ -152,7 +164,8 @@ def commit(
         RankManifest.path(folder, rank_manifest.rank).unlink()
     _flush_directories(folder)
     _publish(folder, partial.target)
-    _point_latest(partial)
+    if point_latest:
+        _point_latest(partial)
     return manifest
 
 
@@ -182,15 +195,24 @@ def sweep(directory: Path) -> list[str]:
     swept = []
     for entry in sorted(directory.iterdir()):
         match = _LEFT_BEHIND.fullmatch(entry.name)
-        if match is None:
-            continue
         try:
+            if entry.name == AGREEMENT_FOLDER:
+                swept += _sweep_agreements(entry)
+            if match is None:
+                continue
             swept.append(_sweep_one(entry, directory / (match["tag"] or "")))
         except OSError as error:
             swept.append(f"could not remove {entry}: {error.strerror}")
     if swept:
         fsync_directory(directory)
     return swept
+
+
+def _sweep_agreements(folder: Path) -> list[str]:
+    # Of jobs that are over: whoever owns the directory has waited for the guardian of the one before.
+    jobs = [job.name for job in sorted(folder.iterdir())]
+    remove(folder)
+    return [f"removed what the guardians of job {job} had agreed on" for job in jobs]
 
 
 def _sweep_one(entry: Path, tag_folder: Path) -> str:

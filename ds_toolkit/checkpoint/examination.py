@@ -12,7 +12,7 @@ from ds_toolkit.checkpoint.examining import tag_rules as tag_rules
 from ds_toolkit.checkpoint.examining.directory_rules import DIRECTORY_RULES, ExaminedDirectory, read_latest
 from ds_toolkit.checkpoint.examining.examined import TAG_RULES, ExaminedTag, examine
 from ds_toolkit.checkpoint.layout import find_tag_folder
-from ds_toolkit.checkpoint.newest import every_tag_folder, may_be_tag
+from ds_toolkit.checkpoint.tag_folders import every_tag_folder, may_be_tag
 from ds_toolkit.checkpoint.verify import UNREADABLE_FILE
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding, Severity, Where, has_errors

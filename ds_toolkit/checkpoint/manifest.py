@@ -21,6 +21,12 @@ from ds_toolkit.files import write_whole
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
+# Why a tag was written: its `kind`.
+PERIODIC = "periodic"
+LAST_WORDS = "last-words"
+FINAL = "final"
+# All weights and not all optimizer states. Nothing resumes from it, and it is never `latest`.
+WEIGHTS_ONLY = "weights-only"
 _TAG_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,199}")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_toolkit.checkpoint.layout import LATEST, is_tag_folder, natural_order
-from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ds_toolkit.checkpoint.layout import LATEST
+from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, WEIGHTS_ONLY, Manifest
+from ds_toolkit.checkpoint.tag_folders import every_tag_folder
 from ds_toolkit.checkpoint.verify import LATEST_LOST, NOT_WHOLE, UNREADABLE_FILE, verify_sizes
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding, Severity, Where
@@ -44,7 +44,7 @@ class PassedOver:
 
 
 def survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
-    """Candidates, newest first, and the tags that are visibly broken; reads no tensor data.
+    """Candidates to resume from, newest first, and the tags that are none; reads no tensor data.
 
     A tag that DeepSpeed alone wrote has no manifest; it counts if every shard that its layout asks for is
     there, undamaged as a zip archive, and of the same step.
@@ -61,38 +61,6 @@ def survey(directory: Path) -> tuple[list[Candidate], list[PassedOver]]:
     return candidates, passed_over + _lost_latest(directory, candidates, passed_over)
 
 
-def committed(directory: Path) -> list[Manifest]:
-    """Manifests of the tags that ds_toolkit committed and that still have their names; their files are not
-    looked at. A tag under another name is somebody's copy, and nobody's to delete."""
-    manifests = []
-    for folder in every_tag_folder(directory):
-        # What cannot be read is no manifest; one that DeepSpeed alone wrote has none.
-        with contextlib.suppress(ToolkitError):
-            manifest = Manifest.read(folder)
-            if manifest.tag == folder.name:
-                manifests.append(manifest)
-    return manifests
-
-
-def every_tag_folder(directory: Path) -> list[Path]:
-    """Folders that are tags, whole or broken; numbers in their names sort as numbers."""
-    if not directory.is_dir():
-        return []
-    return sorted(filter(may_be_tag, directory.iterdir()), key=lambda folder: natural_order(folder.name))
-
-
-def may_be_tag(folder: Path) -> bool:
-    """Whether a folder is a tag, be it a broken one."""
-    # A manifest counts too: a tag whose shards were deleted is a broken tag and not none.
-    try:
-        return is_tag_folder(folder) or (
-            not folder.name.startswith(".") and (folder / MANIFEST_NAME).is_file()
-        )
-    except OSError:
-        # Not ours to read, such as lost+found.
-        return False
-
-
 def _age(candidate: Candidate) -> tuple[int, str]:
     return candidate.step, candidate.manifest.created_at if candidate.manifest else ""
 
@@ -105,9 +73,18 @@ def _judge(folder: Path) -> Candidate | PassedOver:
     except ToolkitError as error:
         return PassedOver(folder.name, (_finding(UNREADABLE_FILE, error),))
     findings = verify_sizes(folder, manifest)
+    if manifest.kind == WEIGHTS_ONLY:
+        findings.append(_weights_only(folder))
     if findings:
         return PassedOver(folder.name, tuple(findings))
     return Candidate(folder.name, manifest.step, folder, manifest)
+
+
+def _weights_only(folder: Path) -> Finding:
+    # A finding and no silence: whoever has nothing else must not start from nothing without a word.
+    message = "holds the weights alone: training cannot be resumed from it"
+    fix = "to begin anew from these weights, consolidate them and load them into the model"
+    return Finding(NOT_WHOLE, Severity.ERROR, message, Where(file=str(folder)), fix=fix)
 
 
 def _judge_layout(folder: Path) -> Candidate | PassedOver:

@@ -2,6 +2,9 @@
 
 The writer holds a POSIX lock on `<dir>/.ds_toolkit.lock`. The kernel, or the server of a network file system,
 lets go of it when the process dies, however it dies, and a child of the process does not inherit it.
+
+The guardian outlives the writer and holds `<dir>/.ds_toolkit.guardian.lock` until its last words are over: a
+run that has taken the directory waits for it (`wait_for_guardian`) before it looks for checkpoints.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from ds_toolkit.errors import ToolkitError
 from ds_toolkit.files import make_directory
 
 LOCK_NAME = ".ds_toolkit.lock"
+GUARDIAN_LOCK_NAME = ".ds_toolkit.guardian.lock"
 
 
 class Ownership:
@@ -26,29 +30,33 @@ class Ownership:
 
     _held: ClassVar[set[Path]] = set()
 
-    def __init__(self, directory: Path, descriptor: int | None) -> None:
-        self.directory = directory.resolve()
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self._path = path
         self._descriptor = descriptor
         # POSIX locks never stand between two threads or objects of one process.
-        self._held.add(self.directory)
+        self._held.add(path)
 
     @classmethod
-    def acquire(cls, directory: Path, patience_seconds: float = 10.0) -> Ownership:
+    def acquire(
+        cls, directory: Path, patience_seconds: float = 10.0, lock_name: str = LOCK_NAME
+    ) -> Ownership:
         """Take the directory, which is made if it does not exist.
 
         Args:
             directory: the checkpoint directory.
             patience_seconds: how long to wait for a run that is about to end.
+            lock_name: which right: that of the run, or of its guardian (`GUARDIAN_LOCK_NAME`).
 
         Raises:
             ToolkitError: another run holds it.
         """
         make_directory(directory)
-        if directory.resolve() in cls._held:
+        path = directory.resolve() / lock_name
+        if path in cls._held:
             raise _taken(directory, "another guard of this very process; close it first")
         deadline = time.monotonic() + patience_seconds
         while True:
-            descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -61,23 +69,41 @@ class Ownership:
             except OSError:
                 # A file system without locks: all that is known there is what this process does.
                 os.close(descriptor)
-                return cls(directory, None)
-            if _is_still_there(directory, descriptor):
+                return cls(path, None)
+            if _is_still_there(path, descriptor):
                 _sign(descriptor)
-                return cls(directory, descriptor)
+                return cls(path, descriptor)
             # The last holder removed the file between our opening and our locking it.
             os.close(descriptor)
 
     def release(self) -> None:
         """Let others write; doing it twice does nothing."""
-        self._held.discard(self.directory)
+        self._held.discard(self._path)
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
             # Before the lock is gone, so that nobody can hold a file that is about to vanish.
-            (self.directory / LOCK_NAME).unlink()
+            self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = None
+
+
+def wait_for_guardian(directory: Path, patience_seconds: float) -> None:
+    """Return when no guardian of an earlier run writes into a directory; for the run that has just taken it.
+
+    Raises:
+        ToolkitError: one still does.
+    """
+    try:
+        guardian = Ownership.acquire(directory, patience_seconds, GUARDIAN_LOCK_NAME)
+    except ToolkitError as error:
+        raise ToolkitError(
+            "the guardian of an earlier run is still writing its last checkpoint",
+            where=directory,
+            why=error.why,
+            fix="wait until it has ended; what it writes may be the newest checkpoint",
+        ) from error
+    guardian.release()
 
 
 def _sign(descriptor: int) -> None:
@@ -94,9 +120,9 @@ def _holder(descriptor: int) -> str:
         return "a process that has not signed yet"
 
 
-def _is_still_there(directory: Path, descriptor: int) -> bool:
+def _is_still_there(path: Path, descriptor: int) -> bool:
     try:
-        return (directory / LOCK_NAME).stat().st_ino == os.fstat(descriptor).st_ino
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
     except OSError:
         return False
 

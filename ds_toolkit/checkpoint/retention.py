@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.checkpoint.manifest import WEIGHTS_ONLY, Manifest
 
 
 def expired(
@@ -27,6 +27,8 @@ def expired(
         for manifest in manifests
         if manifest.step <= newest.step
         and not manifest.protected
+        # Nothing resumes from it, so that it must not take the place of what something does.
+        and manifest.kind != WEIGHTS_ONLY
         and manifest.tag != newest.tag
         and manifest.tag not in broken
     ]

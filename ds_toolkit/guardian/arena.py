@@ -157,6 +157,15 @@ class Arena:
         """Where a snapshot's files lie."""
         return self.rank_folder(rank) / f"slot_{index}"
 
+    @property
+    def birth_seconds(self) -> float:
+        """When it was made, in seconds since 1970: nothing that the job has written is older.
+
+        Raises:
+            OSError: it is gone.
+        """
+        return (self.folder / _JOB_NAME).stat().st_mtime
+
     def job(self) -> Job:
         """The job, as local rank 0 described it.
 

@@ -4,9 +4,9 @@ One page for each rank, in its folder of the arena. It survives the rank, costs 
 and is read without disturbing it. All words are unsigned, of 64 bits, in the byte order of the machine. Each
 has one writer: the rank, but for `FROZEN` and the slots' `WANTED`, which the guardian sets or clears.
 
-A slot is whole if its sequence word is even and not 0, and stays what it was while the slot is read: the rank
-makes it odd before it touches the slot, and even again when all bytes are there. A store of one aligned word
-is not torn. Between the bytes and the word that says so the rank takes a lock, which orders both.
+A slot is whole if its sequence word is even and not 0, and stays what it was while the slot is read: the
+rank makes it odd before it touches the slot, and even again when all bytes are there. Stores of one aligned
+word are not torn. Between the bytes and the word that says so the rank takes a lock, which orders both.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from deepspeed.runtime.pipe.module import PipelineModule
 import ds_toolkit
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.manifest import Manifest, check_tag
-from ds_toolkit.checkpoint.newest import committed
 from ds_toolkit.checkpoint.retention import expired
+from ds_toolkit.checkpoint.tag_folders import committed
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS, run_shape, write_shards

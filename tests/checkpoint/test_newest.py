@@ -10,7 +10,8 @@ import pytest
 
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, RunShape
-from ds_toolkit.checkpoint.newest import committed, survey
+from ds_toolkit.checkpoint.newest import survey
+from ds_toolkit.checkpoint.tag_folders import committed
 from ds_toolkit.checkpoint.verify import verify_crcs, verify_sizes
 
 SHAPE = RunShape(world_size=1, dp_world_size=1, mp_world_size=1, zero_stage=1, precision="fp32")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.checkpoint.layout import LATEST
-from ds_toolkit.checkpoint.newest import may_be_tag
+from ds_toolkit.checkpoint.tag_folders import may_be_tag
 from ds_toolkit.findings import Severity
 from ds_toolkit.rules import Problem, Registry
 

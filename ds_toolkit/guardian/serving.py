@@ -1,0 +1,149 @@
+"""The guardian's life: it listens to the ranks of its node, saves when asked, and speaks last words."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ds_toolkit.checkpoint.ownership import Ownership
+from ds_toolkit.guardian.agreeing import Agreement
+from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.journal import note
+from ds_toolkit.guardian.lastwords import LastWords, Outcome
+from ds_toolkit.guardian.ranks import LocalRank
+from ds_toolkit.guardian.saving import Saving
+from ds_toolkit.guardian.server import Ended, Said, Server
+
+_LOOK_SECONDS = 0.5
+_OTHER_NODES_SECONDS = 1.0
+# How long ranks may take to end when they have heard that last words are over.
+_AFTER_DONE_SECONDS = 60.0
+# How long a guardian waits for the first rank.
+_FIRST_RANK_SECONDS = 300.0
+
+
+class Guardian:
+    """Serves one arena until its ranks have gone."""
+
+    def __init__(self, arena: Arena, job: Job, server: Server, ownership: Ownership | None) -> None:
+        """
+        Args:
+            arena: that it serves.
+            job: as the arena has it.
+            server: that listens already.
+            ownership: of the checkpoint directory, on the node of rank 0.
+        """
+        self._arena, self._job, self._server, self._ownership = arena, job, server, ownership
+        self._ranks = {rank: LocalRank(rank) for rank in job.local_ranks}
+        self._saving = Saving(arena, job, self._ranks, self._tell_all)
+        self._begun = time.monotonic()
+        self._triggered = False
+        self._outcome: Outcome | None = None
+        self._done_at = 0.0
+
+    def serve(self) -> None:
+        """Return when there is nothing left to do."""
+        if self._job.num_nodes > 1:
+            threading.Thread(target=self._watch_other_nodes, name="other nodes", daemon=True).start()
+        while not self._is_over():
+            self._meet_ranks()
+            for event in self._server.poll(_LOOK_SECONDS):
+                if isinstance(event, Ended):
+                    self._ended(event.rank)
+                else:
+                    self._heard(event)
+        self._saving.wait(self._job.deadline_seconds)
+
+    def _meet_ranks(self) -> None:
+        """Watch those whose pages have appeared, whether they have said hello or not."""
+        for known in self._ranks.values():
+            if known.page is None and known.open(self._arena) and known.process is not None:
+                self._server.watch(known.rank, *known.process)
+
+    def _heard(self, said: Said) -> None:
+        known = self._ranks.get(said.rank)
+        if known is None:
+            note(f"rank {said.rank} is not of this node")
+            return
+        self._meet_ranks()
+        event = said.event
+        if event["event"] == "save":
+            self._saving.asked(said.rank, event)
+        elif event["event"] == "goodbye":
+            known.said_goodbye = True
+        elif event["event"] == "leaving":
+            known.leaves(str(event.get("why", "signal")), str(event.get("detail", "")))
+            self._begin_last_words(f"{known.end}")
+            self._answer_again(said.rank)
+        elif event["event"] == "hello":
+            self._answer_again(said.rank)
+        else:
+            note(f"rank {said.rank} said what is not known here: {event['event']!r}")
+
+    def _ended(self, rank: int) -> None:
+        known = self._ranks[rank]
+        known.ended()
+        if not known.said_goodbye:
+            self._begin_last_words(f"{known.end}")
+
+    def _begin_last_words(self, why: str) -> None:
+        if self._triggered:
+            return
+        self._triggered = True
+        note(f"last words begin: {why}")
+        words = LastWords(self._arena, self._job, self._ranks, self._saving)
+        threading.Thread(target=self._speak, args=(words,), name="last words", daemon=True).start()
+
+    def _speak(self, words: LastWords) -> None:
+        outcome = words.speak()
+        self._saving.give_up_waiting()
+        if self._ownership is not None:
+            # Nothing is written any more: the next run need not wait until all ranks have gone.
+            self._ownership.release()
+        self._done_at = time.monotonic()
+        self._outcome = outcome
+        self._tell_all(_done(outcome))
+
+    def _answer_again(self, rank: int) -> None:
+        """One that comes when all is over hears so too."""
+        if self._outcome is not None:
+            self._server.send(_done(self._outcome), rank)
+
+    def _tell_all(self, event: Mapping[str, Any]) -> None:
+        self._server.send(event)
+        self._server.wake()
+
+    def _watch_other_nodes(self) -> None:
+        agreement = Agreement(self._job)
+        while not self._triggered:
+            try:
+                if agreement.is_called_for():
+                    # Not from here: all else that begins them runs in the thread that listens.
+                    self._called_for = True
+                    self._server.wake()
+                    return
+            except OSError as error:
+                note(f"the other nodes' reports cannot be looked for: {error}")
+            time.sleep(_OTHER_NODES_SECONDS)
+
+    def _is_over(self) -> bool:
+        if self._called_for:
+            self._begin_last_words("another node has begun its own")
+        ranks = self._ranks.values()
+        if self._triggered:
+            if self._outcome is None:
+                return False
+            all_gone = all(known.has_ended or known.page is None for known in ranks)
+            return all_gone or time.monotonic() - self._done_at > _AFTER_DONE_SECONDS
+        if all(known.said_goodbye for known in ranks):
+            return True
+        nobody_came = all(known.page is None for known in ranks)
+        return nobody_came and time.monotonic() - self._begun > _FIRST_RANK_SECONDS
+
+    _called_for = False
+
+
+def _done(outcome: Outcome) -> dict[str, Any]:
+    return {"event": "done", "tag": outcome.tag, "why": outcome.why}
