@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.units import format_seconds
+
+ASSUMED_FROM = "7.9 h at 1,024 GPUs (arXiv 2410.21680), 3.1 h at 16,384 (arXiv 2407.21783), a day at most"
 
 _BISECTIONS = 60
+_DAY_SECONDS = 86_400.0
+# Kokolis et al. 2024 measured the one; Llama 3 had 419 interruptions in 54 days.
+_FEWER_GPUS, _FEWER_MTTF_SECONDS = 1024, 7.9 * 3600
+_MORE_GPUS, _MORE_MTTF_SECONDS = 16_384, 54 * _DAY_SECONDS / 419
 
 
 class MttfOf(str, Enum):
@@ -64,9 +73,10 @@ def _shown(value: float) -> str:
 def job_mttf_seconds(mttf_seconds: float, of: MttfOf, num_nodes: int, gpus_per_node: int) -> float:
     """The whole job's MTTF in seconds, when any failed part ends the job.
 
-    Failures of n equal and independent parts that fail at a constant rate add up: M = M_part / n. Real
-    clusters of few parts do better than this (7.9 h measured at 1,024 GPUs where it gives less: Kokolis et
-    al. 2024, arXiv 2410.21680), so a measured MTTF of the job is the better input.
+    Failures of n equal and independent parts that fail at a constant rate add up: M = M_part / n. A rate
+    seen on a whole cluster may mislead about few parts (128 nodes at 6.5 failures in 1,000 node days should
+    run 28.8 h; 7.9 h were measured: Kokolis et al. 2024, arXiv 2410.21680), so a measured MTTF of the job is
+    the better input.
 
     Raises:
         ToolkitError: a number that is not above zero.
@@ -82,7 +92,7 @@ def job_mttf_seconds(mttf_seconds: float, of: MttfOf, num_nodes: int, gpus_per_n
 def observed_mttf_seconds(
     running_seconds: float,
     num_failures: int,
-    prior_seconds: float = 86_400.0,
+    prior_seconds: float = _DAY_SECONDS,
     prior_failures: float = 1.0,
 ) -> float:
     """The MTTF in seconds after `running_seconds` with `num_failures`, as the mean of a Gamma posterior.
@@ -113,6 +123,87 @@ def caught_share(num_caught: int, num_missed: int, credibility: float = 0.95) ->
         else:
             high = middle
     return low
+
+
+def assumed_mttf_seconds(num_gpus: int) -> float:
+    """A job's MTTF in seconds where nothing is known but its size: a start, not a promise.
+
+    Through 7.9 h at 1,024 GPUs (Kokolis et al. 2024, arXiv 2410.21680) and 3.09 h at 16,384 (419
+    interruptions in 54 days of Llama 3, arXiv 2407.21783) a straight line in logarithms; above, M falls as
+    1 / n. Never more than a day: small jobs die of other things than hardware.
+    """
+    count = positive(num_gpus, "number of GPUs")
+    if count > _MORE_GPUS:
+        return _MORE_MTTF_SECONDS * _MORE_GPUS / count
+    slope = math.log(_MORE_MTTF_SECONDS / _FEWER_MTTF_SECONDS) / math.log(_MORE_GPUS / _FEWER_GPUS)
+    return min(_DAY_SECONDS, _FEWER_MTTF_SECONDS * (count / _FEWER_GPUS) ** slope)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An end that nobody wanted.
+
+    Attributes:
+        at_seconds: when, in seconds since 1970.
+        caught: whether last words made a checkpoint of it that training resumes from.
+    """
+
+    at_seconds: float
+    caught: bool
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is to be expected of a job's failures.
+
+    Attributes:
+        mttf_seconds: mean time between them.
+        caught_share: those that last words catch, as a lower bound that holds with 95 % credibility.
+        why: both numbers and what they rest on, in words.
+    """
+
+    mttf_seconds: float
+    caught_share: float
+    why: str
+
+
+def expected_failures(
+    failures: Sequence[Failure],
+    *,
+    num_gpus: int,
+    since_seconds: float,
+    now_seconds: float,
+    mttf_seconds: float | None = None,
+    last_words: bool = True,
+) -> Expectation:
+    """What the failures seen so far, and the number of GPUs, let expect.
+
+    Args:
+        failures: those of the job's directory, in any order.
+        num_gpus: of the job.
+        since_seconds: when it began to be watched; earlier if the first failure was. Time in which nothing
+            ran counts as time without failures.
+        now_seconds: the end of that time; both in seconds since 1970.
+        mttf_seconds: a mean time between failures that was given and is believed; None to estimate it.
+        last_words: whether there are any; without them none is caught.
+    """
+    num_caught = sum(failure.caught for failure in failures)
+    bound = caught_share(num_caught, len(failures) - num_caught) if last_words else 0.0
+    if mttf_seconds is not None:
+        mttf, why = positive(mttf_seconds, "mean time to failure"), "as given"
+    else:
+        began_seconds = min([since_seconds, *(failure.at_seconds for failure in failures)])
+        watched_seconds = max(0.0, now_seconds - began_seconds)
+        assumed = assumed_mttf_seconds(num_gpus)
+        mttf = observed_mttf_seconds(watched_seconds, len(failures), prior_seconds=assumed)
+        why = (
+            f"{len(failures)} seen here in {format_seconds(watched_seconds)}, and one every"
+            f" {format_seconds(assumed)} assumed for {num_gpus:,} GPUs by {ASSUMED_FROM}"
+        )
+    why = f"a failure every {format_seconds(mttf)} ({why})"
+    if last_words:
+        why += f", of which last words catch {bound:.0%} at least ({num_caught} of {len(failures)} seen)"
+    return Expectation(mttf, bound, why)
 
 
 def _beta_distribution(x: float, a: int, b: int) -> float:

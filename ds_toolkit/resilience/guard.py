@@ -53,7 +53,8 @@ class CheckpointGuard:
     Args:
         engine: what `deepspeed.initialize` returned.
         directory: where checkpoints go; shared by all ranks, made if it does not exist.
-        save_every: optimizer steps (`50`) or time (`"10min"`, which is also the default).
+        save_every: optimizer steps (`50`), time (`"10min"`, which is also the default) or `"auto"`, the
+            interval that costs the least by what is measured.
         keep_last: how many checkpoints to keep, protected ones not counted; 3 by default.
         client_state: called at every save; its dict goes into DeepSpeed's client state and comes back as
             `Resumed.client_state`. It must give the same on every rank; what differs between ranks is for
@@ -442,11 +443,10 @@ class CheckpointGuard:
         )
         self._broken_tags = [broken for broken in self._broken_tags if broken != tag]
         if self._is_first:
-            save.delete_expired(
-                self.directory, keep_last=self.settings.keep_last, newest=manifest, broken=self._broken_tags
-            )
+            save.delete_expired(self.directory, self.settings, newest=manifest, broken=self._broken_tags)
         stall_seconds = time.monotonic() - started_seconds
         self._committed_step = step
+        self._cadence.observe(stall_seconds=stall_seconds, write_seconds=0.0)
         self._cadence.saved(step)
         self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
         on_rank_0(

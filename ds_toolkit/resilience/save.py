@@ -17,6 +17,7 @@ from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.manifest import Manifest, check_tag
 from ds_toolkit.checkpoint.retention import expired
 from ds_toolkit.checkpoint.tag_folders import committed
+from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS, run_shape, write_shards
@@ -97,12 +98,20 @@ def save(
         raise
 
 
-def delete_expired(directory: Path, *, keep_last: int, newest: Manifest, broken: Collection[str]) -> None:
-    """Delete the tags that `keep_last` no longer covers after a commit; for rank 0 alone.
+def delete_expired(
+    directory: Path, settings: GuardSettings, *, newest: Manifest, broken: Collection[str]
+) -> None:
+    """Delete the tags that `keep_last` and `keep_every` no longer cover after a commit; for rank 0 alone.
 
     A failure is logged and ends no training: the new checkpoint is safe, an old one still takes space.
     """
-    for tag in expired(committed(directory), keep_last=keep_last, newest=newest, broken=broken):
+    for tag in expired(
+        committed(directory),
+        keep_last=settings.keep_last,
+        newest=newest,
+        broken=broken,
+        keep_every=settings.keep_every,
+    ):
         try:
             commit.delete(directory / tag)
         except OSError as error:

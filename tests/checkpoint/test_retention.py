@@ -51,3 +51,14 @@ def test_of_equal_steps_the_older_goes() -> None:
 def test_keeping_none_is_refused() -> None:
     with pytest.raises(ValueError, match="never deleted"):
         expired(STEPS, keep_last=0, newest=manifest(100))
+    with pytest.raises(ValueError, match="counts steps"):
+        expired(STEPS, keep_last=1, newest=manifest(100), keep_every=0)
+
+
+def test_multiples_of_keep_every_are_left_alone_and_not_counted() -> None:
+    steps = [manifest(step) for step in range(10, 80, 10)]
+    assert expired(steps, keep_last=2, newest=manifest(70), keep_every=30) == ["step40", "step20", "step10"]
+    # The newest is kept for its step, so two others are kept as the last.
+    assert expired(steps, keep_last=2, newest=manifest(60), keep_every=30) == ["step20", "step10"]
+    assert expired(steps, keep_last=1, newest=manifest(70), keep_every=1) == []
+    assert expired(steps, keep_last=6, newest=manifest(70), keep_every=1000) == ["step10"]

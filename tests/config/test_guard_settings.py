@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ds_toolkit.config.guard_settings import GuardSettings, guard_settings
+from ds_toolkit.config.guard_settings import GuardSettings, guard_settings, settings_problems
 from ds_toolkit.errors import ToolkitError
 
 
@@ -12,6 +12,33 @@ def test_defaults() -> None:
     assert settings == GuardSettings()
     assert (settings.save_every_seconds, settings.save_every_steps) == (600.0, None)
     assert (settings.keep_last, settings.on_save_failure, settings.verify_on_resume) == (3, "raise", "crc32")
+
+
+def test_defaults_of_snapshots_and_of_last_words() -> None:
+    settings = GuardSettings()
+    assert (settings.snapshot_every, settings.overhead_budget, settings.takes_snapshots) == (1, 0.03, True)
+    assert (settings.mttf, settings.mttf_seconds, settings.keep_every) == (None, None, None)
+    assert (settings.on_hang, settings.hang_after, settings.hang_after_seconds) == ("report", "auto", None)
+    assert (settings.deadline_seconds, settings.arena) == (25.0, "auto")
+
+
+def test_what_is_automatic_has_no_number() -> None:
+    settings = GuardSettings(save_every="auto", snapshot_every="auto", hang_after="auto")
+    assert (settings.save_every_steps, settings.save_every_seconds) == (None, None)
+    assert settings.hang_after_seconds is None
+    assert settings.takes_snapshots
+
+
+def test_what_is_given_has_one() -> None:
+    settings = GuardSettings(mttf="8h", hang_after="10min", snapshot_every=0, arena="/dev/shm/ours")
+    assert (settings.mttf_seconds, settings.hang_after_seconds) == (28_800.0, 600.0)
+    assert not settings.takes_snapshots
+    assert GuardSettings(arena="memory", overhead_budget=0.5, deadline_seconds=10).deadline_seconds == 10
+
+
+def test_one_mistake_is_told_once() -> None:
+    for wrong in ({"snapshot_every": "often"}, {"keep_every": -1}, {"mttf": "x"}, {"save_every": []}):
+        assert len(settings_problems(wrong)) == 1
 
 
 def test_an_interval_is_steps_or_time_and_never_both() -> None:
@@ -36,7 +63,6 @@ def test_of_a_settings_object_only_what_was_set_counts() -> None:
     [
         ({"save_evry": 50}, "save_evry", "did you mean `save_every`?"),
         ({"colour": 1}, "colour", "the settings are save_every"),
-        ({"save_every": "auto"}, "save_every", "not available yet"),
         ({"save_every": 0}, "save_every", "give 1 or more"),
         ({"save_every": True}, "save_every", "neither steps"),
         ({"save_every": 2.5}, "save_every", "neither steps"),
@@ -46,6 +72,29 @@ def test_of_a_settings_object_only_what_was_set_counts() -> None:
         ({"keep_last": 0}, "keep_last", "greater than or equal to 1"),
         ({"keep_last": "3"}, "keep_last", "valid integer"),
         ({"on_save_failure": "ignore"}, "on_save_failure", "'raise' or 'continue'"),
+        ({"save_every": "Auto"}, "save_every", "not a duration"),
+        ({"snapshot_every": -1}, "snapshot_every", "0 for no snapshots"),
+        ({"snapshot_every": True}, "snapshot_every", "neither a number of steps"),
+        ({"snapshot_every": "1"}, "snapshot_every", "nor `auto`"),
+        ({"snapshot_every": 1.0}, "snapshot_every", "nor `auto`"),
+        ({"overhead_budget": 0}, "overhead_budget", "greater than 0"),
+        ({"overhead_budget": 1}, "overhead_budget", "less than 1"),
+        ({"overhead_budget": float("nan")}, "overhead_budget", "`overhead_budget`"),
+        ({"overhead_budget": "3%"}, "overhead_budget", "valid number"),
+        ({"mttf": "8"}, "mttf", "not a duration"),
+        ({"mttf": "auto"}, "mttf", "not a duration"),
+        ({"mttf": "0h"}, "mttf", "not a positive duration"),
+        ({"mttf": 8}, "mttf", "valid string"),
+        ({"on_hang": "kill"}, "on_hang", "'report' or 'last-words'"),
+        ({"hang_after": "0s"}, "hang_after", "not a positive duration"),
+        ({"hang_after": "soon"}, "hang_after", "write it as 90s"),
+        ({"hang_after": None}, "hang_after", "valid string"),
+        ({"deadline_seconds": 0}, "deadline_seconds", "greater than 0"),
+        ({"deadline_seconds": float("inf")}, "deadline_seconds", "finite"),
+        ({"keep_every": 0}, "keep_every", "greater than or equal to 1"),
+        ({"keep_every": True}, "keep_every", "valid integer"),
+        ({"arena": "snapshots"}, "arena", "nor an absolute path"),
+        ({"arena": ""}, "arena", "nor an absolute path"),
         ([50], "section `ds_toolkit`", "must be an object"),
     ],
 )

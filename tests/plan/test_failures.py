@@ -5,7 +5,16 @@ import math
 import pytest
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.plan.failures import MttfOf, caught_share, job_mttf_seconds, observed_mttf_seconds
+from ds_toolkit.plan.failures import (
+    ASSUMED_FROM,
+    Failure,
+    MttfOf,
+    assumed_mttf_seconds,
+    caught_share,
+    expected_failures,
+    job_mttf_seconds,
+    observed_mttf_seconds,
+)
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -49,3 +58,63 @@ def test_the_bound_never_reaches_one_and_follows_the_evidence() -> None:
     assert 0.999 < bounds[-1] < 1
     assert caught_share(800, 200) == pytest.approx(0.8, abs=0.03)
     assert caught_share(800, 200) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "hours"),
+    # The two that were measured, what lies between, twice the larger, and a day at most.
+    [(1024, 7.9), (16_384, 3.0931), (4096, math.sqrt(7.9 * 3.0931)), (32_768, 3.0931 / 2), (38, 24), (1, 24)],
+)
+def test_what_is_assumed_goes_through_what_was_measured(num_gpus: int, hours: float) -> None:
+    assert assumed_mttf_seconds(num_gpus) == pytest.approx(hours * HOUR, rel=1e-4)
+
+
+def test_what_is_assumed_never_rises_with_the_size_and_has_no_jump() -> None:
+    counts = [int(1.3**power) + 1 for power in range(50)]
+    assumed = [assumed_mttf_seconds(count) for count in counts]
+    assert assumed == sorted(assumed, reverse=True)
+    for count in (38, 1024, 16_384):
+        assert assumed_mttf_seconds(count + 1) == pytest.approx(assumed_mttf_seconds(count), rel=0.02)
+    with pytest.raises(ToolkitError, match="number of GPUs"):
+        assumed_mttf_seconds(0)
+
+
+def test_without_failures_the_assumption_counts_as_one() -> None:
+    expected = expected_failures([], num_gpus=8, since_seconds=1e9, now_seconds=1e9 + 6 * HOUR)
+    assert (expected.mttf_seconds, expected.caught_share) == (30 * HOUR, pytest.approx(0.05))
+    assert expected.why == (
+        "a failure every 30 h 0 min (0 seen here in 6 h 0 min, and one every 24 h 0 min assumed for 8 GPUs"
+        " by 7.9 h at 1,024 GPUs (arXiv 2410.21680), 3.1 h at 16,384 (arXiv 2407.21783), a day at most),"
+        " of which last words catch 5% at least (0 of 0 seen)"
+    )
+
+
+def test_failures_shorten_the_time_and_those_caught_are_counted() -> None:
+    now = 1e9
+    failures = [Failure(now - hours * HOUR, caught) for hours, caught in ((2, True), (10, True), (5, False))]
+    expected = expected_failures(failures, num_gpus=1024, since_seconds=now - HOUR, now_seconds=now)
+    # Watched since the first failure, which was before the run: (7.9 h + 10 h) / (1 + 3).
+    assert expected.mttf_seconds == pytest.approx(17.9 * HOUR / 4)
+    assert expected.caught_share == caught_share(2, 1)
+    assert "3 seen here in 10 h 0 min" in expected.why
+    assert "assumed for 1,024 GPUs" in expected.why
+    assert ASSUMED_FROM in expected.why
+    assert "(2 of 3 seen)" in expected.why
+
+
+def test_what_is_given_is_believed_and_without_last_words_none_is_caught() -> None:
+    expected = expected_failures(
+        [Failure(5.0, True)] * 9,
+        num_gpus=8,
+        since_seconds=0.0,
+        now_seconds=HOUR,
+        mttf_seconds=8 * HOUR,
+        last_words=False,
+    )
+    assert (expected.mttf_seconds, expected.caught_share) == (8 * HOUR, 0.0)
+    assert expected.why == "a failure every 8 h 0 min (as given)"
+
+
+def test_a_clock_that_was_set_back_takes_no_time_away() -> None:
+    expected = expected_failures([], num_gpus=1, since_seconds=1e9, now_seconds=0.0)
+    assert expected.mttf_seconds == DAY
