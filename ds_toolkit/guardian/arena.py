@@ -52,6 +52,8 @@ class Job:
         versions: name -> version of the software that writes the slots.
         deadline_seconds: within which last words must be committed.
         keep_last: how many periodic checkpoints are kept.
+        keep_every: the multiples of so many steps are kept for ever.
+        broken: tags that did not verify when the run began.
     """
 
     job_id: str
@@ -64,6 +66,8 @@ class Job:
     versions: Mapping[str, str]
     deadline_seconds: float
     keep_last: int
+    keep_every: int | None = None
+    broken: tuple[str, ...] = ()
 
     @property
     def local_ranks(self) -> list[int]:
@@ -93,6 +97,7 @@ class Job:
                 **data,
                 "directory": Path(data["directory"]),
                 "nodes": tuple(data["nodes"]),
+                "broken": tuple(data["broken"]),
                 "sharding": Sharding(**sharding),
                 "kinds": tuple(frozenset(PieceKind[name] for name in names) for names in data["kinds"]),
                 "shape": RunShape(**data["shape"]),

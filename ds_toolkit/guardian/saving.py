@@ -214,7 +214,13 @@ def _named(request: Request) -> dict[str, object]:
 def delete_expired(job: Job, newest: Manifest) -> None:
     """Delete what `keep_last` no longer covers; a failure costs space and is told in the log."""
     try:
-        for tag in expired(committed(job.directory), keep_last=job.keep_last, newest=newest):
+        for tag in expired(
+            committed(job.directory),
+            keep_last=job.keep_last,
+            keep_every=job.keep_every,
+            newest=newest,
+            broken=job.broken,
+        ):
             commit.delete(job.directory / tag)
     except OSError as error:
         note(f"an old checkpoint could not be deleted: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from deepspeed.utils import groups
 import ds_toolkit
 from ds_toolkit.checkpoint.commit import new_save_id
 from ds_toolkit.checkpoint.manifest import RunShape
+from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.env.host_memory import free_memory_bytes
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, Job
@@ -138,8 +139,8 @@ def enter_arena(
     sharding: Sharding,
     shape: RunShape,
     num_slots: int,
-    deadline_seconds: float,
-    keep_last: int,
+    settings: GuardSettings,
+    broken: Collection[str],
     root: Path | None = None,
 ) -> tuple[Arena, ControlBlock]:
     """Make this node's arena and this rank's page in it. Collective."""
@@ -157,8 +158,10 @@ def enter_arena(
             "deepspeed": str(deepspeed.__version__),
             "torch": torch.__version__,
         },
-        deadline_seconds=deadline_seconds,
-        keep_last=keep_last,
+        deadline_seconds=settings.deadline_seconds,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        broken=tuple(broken),
     )
     made = agreement.together(
         "make the arena of this node",

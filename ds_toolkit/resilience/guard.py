@@ -312,7 +312,8 @@ class CheckpointGuard:
         self._note(self._standby.heard())
         request = self._agree_on_save(step) if due else None
         applied = self.engine.was_step_applied()
-        if request is not None or (applied and step % self.settings.snapshot_every == 0):
+        every = self.settings.snapshot_every
+        if request is not None or (applied and step % (1 if every == "auto" else every) == 0):
             self._snapshot(step, request)
         self._standby.phases.enter(Phase.DATA)
 
@@ -324,8 +325,8 @@ class CheckpointGuard:
                 self.directory,
                 tracked=self._tracked,
                 client_state=self._client_state,
-                deadline_seconds=self.settings.deadline_seconds,
-                keep_last=self.settings.keep_last,
+                settings=self.settings,
+                broken=self._broken_tags,
             )
         except ToolkitError as error:
             self._takes_snapshots = False

@@ -11,11 +11,12 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, arena_root
 from ds_toolkit.guardian.client import GuardianClient, GuardianGoneError, start_guardian
@@ -83,8 +84,8 @@ class Standby:
         *,
         tracked: Mapping[str, Stateful],
         client_state: Callable[[], Mapping[str, object]] | None,
-        deadline_seconds: float,
-        keep_last: int,
+        settings: GuardSettings,
+        broken: Collection[str],
     ) -> Standby:
         """Make the arena, start the guardians, and take the first snapshot's measure. Collective.
 
@@ -120,8 +121,8 @@ class Standby:
                 sharding=sharding,
                 shape=run_shape(engine),
                 num_slots=num_slots,
-                deadline_seconds=deadline_seconds,
-                keep_last=keep_last,
+                settings=settings,
+                broken=broken,
             )
             if agreement.rank() == 0:
                 shutil.copytree(scripts, arena.scripts_folder)
@@ -131,7 +132,7 @@ class Standby:
 
         agreement.together("start the guardian", lambda: start_guardian(arena) if berth.is_first else None)
         snapshots = Snapshots(engine, files, arena, control)
-        return cls(arena, control, berth, snapshots, Phases(engine, control), deadline_seconds)
+        return cls(arena, control, berth, snapshots, Phases(engine, control), settings.deadline_seconds)
 
     @property
     def is_heard(self) -> bool:
