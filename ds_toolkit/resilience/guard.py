@@ -12,20 +12,18 @@ from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_toolkit.checkpoint.commit import new_save_id
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.control import Leaving, Phase
+from ds_toolkit.guardian.control import Leaving
 from ds_toolkit.resilience import agreement, resume, save
+from ds_toolkit.resilience.background import Background
 from ds_toolkit.resilience.cadence import cadence_for
 from ds_toolkit.resilience.capture import run_shape
-from ds_toolkit.resilience.departure import Departure
 from ds_toolkit.resilience.hooks import EngineHooks
 from ds_toolkit.resilience.rank_state import Stateful, tracked_states
 from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
 from ds_toolkit.resilience.save import SavedCheckpoint
-from ds_toolkit.resilience.standby import SaveRequest, Standby
 from ds_toolkit.resilience.tenancy import Tenancy
 from ds_toolkit.units import format_bytes, format_seconds
 
@@ -102,12 +100,8 @@ class CheckpointGuard:
         self._has_resumed = False
         self._tenancy = Tenancy(self.directory, self.settings)
         self._hooks = EngineHooks(engine)
-        self._optimizer_hooks = EngineHooks(engine.optimizer)
-        self._standby: Standby | None = None
-        self._departure: Departure | None = None
+        self._background: Background | None = None
         self._takes_snapshots = self.settings.snapshot_every != 0
-        self._save_overdue = False
-        self._failed_save: str | None = None
         self._closed = False
         make_heard()
         self._attach()
@@ -116,7 +110,7 @@ class CheckpointGuard:
     def stall_seconds(self) -> float:
         """How long checkpoints have kept the training loop waiting on this rank, all in all."""
         saves = sum(saved.stall_seconds for saved in self.saved if not saved.in_background)
-        return saves + (self._standby.snapshots.stall_seconds if self._standby is not None else 0.0)
+        return saves + (self._background.stall_seconds if self._background is not None else 0.0)
 
     def track(self, name: str, tracked: Stateful) -> None:
         """Save and restore something with `state_dict` and `load_state_dict`, on each rank its own.
@@ -202,8 +196,8 @@ class CheckpointGuard:
         if self._closed:
             return
         step = int(self.engine.global_steps)
-        if self._standby is not None:
-            self._note(self._standby.wait_for_saves(self.settings.deadline_seconds))
+        if self._background is not None:
+            self._background.settle()
         if step > 0 and any(agreement.gather(step != self._committed_step)):
             if self._accumulated():
                 on_rank_0(
@@ -212,10 +206,8 @@ class CheckpointGuard:
                     self._accumulated(),
                 )
             self._save(None, protect=False)
-        if self._departure is not None:
-            self._departure.close()
-        if self._standby is not None:
-            self._standby.close()
+        if self._background is not None:
+            self._background.close()
         self._detach()
 
     def __enter__(self) -> CheckpointGuard:
@@ -231,7 +223,9 @@ class CheckpointGuard:
             self.close()
         else:
             # The other ranks may be anywhere: nothing collective may begin here.
-            self._end_unfinished(Leaving.EXCEPTION, f"{kind.__name__}: {error}".partition("\n")[0])
+            if self._background is not None:
+                self._background.leave(Leaving.EXCEPTION, f"{kind.__name__}: {error}".partition("\n")[0])
+                self._background.abandon()
             self._detach()
 
     @property
@@ -242,8 +236,6 @@ class CheckpointGuard:
         step = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
         self._hooks.put_around(step, self._then_save_if_due)
         self._hooks.put_around("save_checkpoint", self._unless_into_our_directory)
-        self._hooks.put_around("load_checkpoint", self._after_the_fence)
-        self._optimizer_hooks.put_around("step", self._behind_the_fence)
         setattr(self.engine, _ATTRIBUTE, self)
 
     def _then_save_if_due(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,137 +264,34 @@ class CheckpointGuard:
     def _detach(self) -> None:
         self._closed = True
         self._hooks.take_off()
-        self._optimizer_hooks.take_off()
         self._tenancy.release()
         setattr(self.engine, _ATTRIBUTE, None)
 
-    def _behind_the_fence(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: object, **kwargs: object) -> object:
-            if self._standby is not None:
-                self._fence()
-                self._standby.phases.enter(Phase.STEP)
-            return original(*args, **kwargs)
-
-        return step
-
-    def _after_the_fence(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_checkpoint(*args: object, **kwargs: object) -> object:
-            self._fence()
-            return original(*args, **kwargs)
-
-        return load_checkpoint
-
-    def _fence(self) -> None:
-        if self._standby is not None:
-            try:
-                self._standby.snapshots.fence()
-            except Exception as error:
-                self._give_up_snapshots(error)
-
     def _after_step(self, step: int) -> None:
         self._tenancy.take_unasked(step)
-        due = self._cadence.due(step) or self._save_overdue
-        if self._takes_snapshots and self._standby is None:
-            self._stand_by()
-        if not self._takes_snapshots:
-            if due:
-                self._save_or_go_on(step)
-            return
-        assert self._standby is not None  # noqa: S101  (_stand_by has made it, or has turned snapshots off)
-        self._note(self._standby.heard())
-        request = self._agree_on_save(step) if due else None
-        applied = self.engine.was_step_applied()
-        every = self.settings.snapshot_every
-        if request is not None or (applied and step % (1 if every == "auto" else every) == 0):
-            self._snapshot(step, request)
-        self._standby.phases.enter(Phase.DATA)
-
-    def _stand_by(self) -> None:
-        """Collective."""
-        try:
-            self._standby = Standby.enter(
+        due = self._cadence.due(step)
+        if self._takes_snapshots and self._background is None:
+            self._background = Background.enter(
                 self.engine,
                 self.directory,
+                self.settings,
                 tracked=self._tracked,
                 client_state=self._client_state,
-                settings=self.settings,
                 broken=self._broken_tags,
+                on_saved=self._note_saved,
             )
-        except ToolkitError as error:
-            self._takes_snapshots = False
-            on_rank_0(
-                logging.WARNING, "no snapshots, a failure costs all since the last checkpoint: %s", error
-            )
-            return
-        self._standby.phases.hook(self._hooks)
-        self._departure = Departure(self._end_unfinished)
-
-    def _agree_on_save(self, step: int) -> SaveRequest | None:
-        """Whether the guardians write this step, the same on every rank. Collective.
-
-        A rank without snapshots makes all of them save together, as if there were none.
-        """
-        standby = self._standby
-        state = (
-            "none" if standby is None or not standby.is_heard else "busy" if standby.is_saving else "ready"
-        )
-        answers = agreement.gather((state, self._failed_save, new_save_id()))
-        self._failed_save = None
-        failure = next((reason for _, reason, _ in answers if reason is not None), None)
-        if failure is not None and self.settings.on_save_failure == "raise":
-            raise ToolkitError("a checkpoint could not be saved", where=self.directory, why=failure)
-        states = [answer[0] for answer in answers]
-        if "none" in states:
-            self._save_overdue = False
+            self._takes_snapshots = self._background is not None
+        together = due if self._background is None else self._background.after_step(step, due=due)
+        if together:
             self._save_or_go_on(step)
-            return None
-        if "busy" in states:
-            if not self._save_overdue:
-                on_rank_0(
-                    logging.WARNING, "the checkpoint of step %d waits: one is still being written", step
-                )
-            self._save_overdue = True
-            return None
-        self._save_overdue = False
-        self._cadence.saved(step)
-        return SaveRequest(save_id=answers[0][2], tag=f"global_step{step}", step=step)
+        elif due:
+            # Here and not when it is committed, which ranks hear at different steps.
+            self._cadence.saved(step)
 
-    def _snapshot(self, step: int, request: SaveRequest | None) -> None:
-        assert self._standby is not None  # noqa: S101
-        try:
-            self._standby.after_step(step, request)
-        except ToolkitError as error:
-            self._give_up_snapshots(error)
-
-    def _give_up_snapshots(self, error: Exception) -> None:
-        """This rank has none from now on; the others find out when the next checkpoint is due."""
-        logger.warning("rank %d takes no snapshots any more: %s", agreement.rank(), error)
-        if self._standby is not None:
-            self._standby.fail()
-
-    def _end_unfinished(self, why: Leaving, detail: str) -> None:
-        if self._standby is not None and not self._closed:
-            self._standby.leave(why, detail)
-
-    def _note(self, events: list[dict[str, Any]]) -> None:
-        """What the guardian has said about checkpoints."""
-        for event in events:
-            step = int(event.get("step") or 0)
-            if event.get("event") == "saved":
-                self._committed_step = step
-                stall = 0.0
-                saved = SavedCheckpoint(event["tag"], step, event["total_bytes"], stall, in_background=True)
-                self.saved.append(saved)
-                on_rank_0(
-                    logging.INFO,
-                    "saved %s: %s in %s, in the background",
-                    saved.tag,
-                    format_bytes(saved.total_bytes),
-                    format_seconds(event["write_seconds"]),
-                )
-            elif event.get("event") == "failed":
-                self._failed_save = f"{event.get('tag')}: {event.get('why')}"
-                on_rank_0(logging.ERROR, "the checkpoint of step %d is missing: %s", step, event.get("why"))
+    def _note_saved(self, saved: SavedCheckpoint, write_seconds: float) -> None:
+        self._committed_step = saved.step
+        self._cadence.observe(stall_seconds=saved.stall_seconds, write_seconds=write_seconds)
+        self.saved.append(saved)
 
     def _save_or_go_on(self, step: int) -> None:
         try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ds_toolkit.checkpoint.ownership import Ownership
+from ds_toolkit.checkpoint.ownership import Ownership, wait_for_guardian
 from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.resume import refuse_later_steps
+
+# After its deadline a guardian may still be waiting for the disk.
+_GUARDIAN_END_SECONDS = 30.0
 
 
 class Tenancy:
@@ -33,6 +36,13 @@ class Tenancy:
 
         def acquire() -> None:
             self._ownership = Ownership.acquire(self._directory)
+            try:
+                # The last run may have died a moment ago, and its guardian still be at its last words.
+                wait_for_guardian(self._directory, self._settings.deadline_seconds + _GUARDIAN_END_SECONDS)
+            except ToolkitError:
+                self._ownership.release()
+                self._ownership = None
+                raise
 
         agreement.only_on_rank_0("take the checkpoint directory", acquire)
         self._taken = True

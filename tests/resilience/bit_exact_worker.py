@@ -30,7 +30,7 @@ def main() -> None:
     for stage, precision in LAYOUTS:
         name = f"stage{stage}_{precision}"
         directory = checkpoint_directory(root, stage, precision)
-        config = ds_config(stage, precision)
+        config = ds_config(stage, precision, ds_toolkit={"snapshot_every": 0})
         if mode == "straight":
             engine = new_engine(config)
             losses = train_until(engine, new_sampler(engine), 12)

@@ -23,13 +23,20 @@ from typing import Any
 import deepspeed
 import deepspeed.comm as dist
 import torch
-from training import ds_config, fingerprint, finish, new_engine, new_sampler, start, train_until
+import training
+from training import fingerprint, finish, new_engine, new_sampler, start, train_until
 
 from ds_toolkit import CheckpointGuard, GuardSettings, ToolkitError
 from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.resilience.rank_state import random_states, restore_random_states
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {}
+
+
+def ds_config(stage: int, precision: str, **more: Any) -> dict[str, object]:
+    """Saves are synchronous here; those that the guardian writes have a worker of their own."""
+    section = {"snapshot_every": 0, **more.pop("ds_toolkit", {})}
+    return training.ds_config(stage, precision, ds_toolkit=section, **more)
 
 
 def scenario(function: Callable[[Path], None]) -> Callable[[Path], None]:
