@@ -31,6 +31,8 @@ _PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None), torch.dty
 _BEGIN_DICT = pickle.EMPTY_DICT + pickle.MARK
 
 Place = tuple[str, ...]
+# What stands between two pieces, as it is written; or where a piece stands, and its value.
+_Part = bytes | tuple[Place, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class StatePickler:
         Raises:
             ToolkitError: something in it cannot be pickled; its place is named.
         """
-        parts = list(_parts(state, ()))
+        # A dict of another kind, such as a layer's with what it says of its version, stays what it is.
+        parts: list[_Part] = list(_parts(state, ())) if type(state) is dict else [((), state)]
         places = [part[0] for part in parts if not isinstance(part, bytes)]
         is_new = places != list(self._memory.pieces)
         if not is_new:
@@ -101,13 +104,13 @@ class StatePickler:
         replaced = range(len(memory.storages)) if is_new else memory.replaced
         return Pickled(_HEAD + data + _STOP, memory.storages, is_new, frozenset(replaced))
 
-    def _learn(self, parts: list[bytes | tuple[Place, Any]]) -> None:
+    def _learn(self, parts: list[_Part]) -> None:
         self._memory = memory = _Memory()
         for part in parts:
             if not isinstance(part, bytes):
                 memory.pieces[part[0]] = _pickled(*part, _leaves(part[1]), _FreshKeys(memory))
 
-    def _look_again(self, parts: list[bytes | tuple[Place, Any]]) -> None:
+    def _look_again(self, parts: list[_Part]) -> None:
         memory = self._memory
         shared = Counter(key for piece in memory.pieces.values() for key in set(piece.keys))
         for part in parts:
@@ -201,7 +204,7 @@ def _pickled(place: Place, value: Any, leaves: list[Any] | None, keys: _FreshKey
     return _Piece(leaves, out.getvalue()[len(_HEAD) : -len(_STOP)], pickler.used)
 
 
-def _parts(state: Mapping[str, Any], place: Place) -> Iterator[bytes | tuple[Place, Any]]:
+def _parts(state: Mapping[str, Any], place: Place) -> Iterator[_Part]:
     """What stands between the pieces, as bytes, and the pieces with their places."""
     yield _BEGIN_DICT
     for key, value in state.items():

@@ -1,6 +1,6 @@
 """A training run for tests that do something to it from outside.
 
-    simple_worker.py DIRECTORY STEPS SAVE_EVERY [--big] [--no-close] [--no-skip]
+    simple_worker.py DIRECTORY STEPS SAVE_EVERY [--big] [--no-close] [--no-skip] [--snapshots]
 
 Prints a JSON line at the end: how it resumed, the losses, a fingerprint.
 """
@@ -28,7 +28,8 @@ def main() -> None:
         deepspeed.init_distributed(verbose=False)
     else:
         start()
-    engine = new_engine(ds_config(2, "fp32"))
+    snapshot_every = int("--snapshots" in sys.argv)
+    engine = new_engine(ds_config(2, "fp32", ds_toolkit={"snapshot_every": snapshot_every}))
     sampler = new_sampler(engine)
     if "--big" in sys.argv:
         track_something_big(engine, sampler)

@@ -16,9 +16,11 @@ import jobs
 import psutil
 import pytest
 
+from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.ownership import LOCK_NAME
 from ds_toolkit.checkpoint.verify import verify_crcs
+from ds_toolkit.guardian.arena import arenas
 
 WORKER = Path(__file__).with_name("simple_worker.py")
 LAUNCHERS = {"torchrun": jobs.torchrun_command, "deepspeed": jobs.deepspeed_command}
@@ -44,6 +46,10 @@ def whole_steps(directory: Path) -> list[int]:
 def hidden(directory: Path) -> list[str]:
     """What is left behind there; the lock of a run that died stays, and keeps nobody out."""
     return [path.name for path in directory.glob(".*") if path.name != LOCK_NAME]
+
+
+def arenas_of(directory: Path) -> list[Path]:
+    return [arena.folder for arena in arenas() if arena.job().directory == directory]
 
 
 @pytest.fixture
@@ -126,6 +132,16 @@ def test_an_end_without_close_loses_nothing(tmp_path: Path) -> None:
     # An abort in the interpreter's own end is torch's; what counts is that no rank waited for another.
     assert finished.exit_code in (0, 1), finished.output
     assert whole_steps(tmp_path) == [4, 2]
+
+
+def test_an_end_without_close_is_a_normal_end(tmp_path: Path) -> None:
+    """The guardian writes what the last step left in the slots, and no incident."""
+    finished = jobs.run(jobs.torchrun_command(WORKER, tmp_path, "5", "2", "--no-close", "--snapshots"))
+    assert finished.exit_code in (0, 1), finished.output
+    jobs.wait_until(lambda: not arenas_of(tmp_path), 30, "the end of the guardian")
+    assert whole_steps(tmp_path) == [5, 4, 2]
+    assert Manifest.read(tmp_path / "global_step5").kind == "final"
+    assert (tmp_path / "latest").read_text() == "global_step5"
 
 
 @pytest.fixture
