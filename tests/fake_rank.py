@@ -1,7 +1,7 @@
 """A rank without torch: real process, page, slots and connection, and plain bytes in place of shards.
 
-As a script it obeys one command a line (methods of `Rank`) and answers each with a line of JSON. As a module it
-is the test's end of that: small jobs, and `FakeRank` to command such a process.
+As a script it obeys one command a line (methods of `Rank`) and answers each with a line of JSON. As a module
+it is the test's end of that: small jobs, and `FakeRank` to command such a process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -77,6 +78,9 @@ class Rank:
 
     def start(self) -> None:
         start_guardian(self.arena)
+
+    def limit_file_sizes(self, max_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
 
     def connect(self) -> None:
         self.client = GuardianClient(self.arena.socket_path)
@@ -186,6 +190,10 @@ class FakeRank:
         """SIGKILL, and gone when this returns."""
         self.process.kill()
         self.process.wait(timeout=10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
 
     def end(self) -> None:
         """Come to the end of the program."""
@@ -232,9 +240,13 @@ class FakeJob:
         """One event of each rank that lives; None where there is none."""
         return [rank.hear(timeout_seconds) for rank in self.ranks if rank.process.poll() is None]
 
-    def log(self) -> str:
-        """What the guardian has said."""
-        return self.arena.log_path.read_text()
+    def stop_guardian(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.guardian[0], signal.SIGSTOP)
+
+    def continue_guardian(self) -> None:
+        """SIGCONT."""
+        os.kill(self.guardian[0], signal.SIGCONT)
 
     def __enter__(self) -> FakeJob:
         return self
@@ -246,10 +258,6 @@ class FakeJob:
             await_end(*guardian)
         for rank in self.ranks:
             rank.kill()
-            for pipe in (rank.process.stdin, rank.process.stdout):
-                with contextlib.suppress(OSError):
-                    assert pipe is not None
-                    pipe.close()
         self.arena.remove()
 
 
@@ -267,6 +275,22 @@ def await_file(path: Path, timeout_seconds: float = 15.0) -> None:
         if path.exists():
             return
     raise AssertionError(f"nothing at {path} after {timeout_seconds} s")
+
+
+def await_gone(path: Path, timeout_seconds: float = 15.0) -> None:
+    """Wait until there is nothing at a path."""
+    for _ in _looks(timeout_seconds):
+        if not path.exists():
+            return
+    raise AssertionError(f"{path} is still there after {timeout_seconds} s")
+
+
+@contextlib.contextmanager
+def two_nodes(directory: Path, root: Path, **changes: Any) -> Iterator[tuple[FakeJob, FakeJob]]:
+    """One job of two ranks on two nodes: two arenas under two roots, and one checkpoint directory."""
+    of_nodes = [job(directory, "0000abcd", nodes=(0, 1), node=node, **changes) for node in (0, 1)]
+    with FakeJob(of_nodes[0], root / "0") as first, FakeJob(of_nodes[1], root / "1") as second:
+        yield first, second
 
 
 def _looks(timeout_seconds: float) -> Iterator[None]:

@@ -163,6 +163,8 @@ class Agreement:
             own: what this node has.
             deadline: until when reports of other nodes are waited for.
         """
+        if not self._job.directory.is_dir():
+            raise ToolkitError("the checkpoint directory is gone", where=self._job.directory)
         make_directory(self.folder)
         write_whole(self._report_path(own.node), json.dumps(own.as_json()).encode())
         while True:
@@ -172,10 +174,6 @@ class Agreement:
             if len(reports) == self._job.num_nodes or not deadline.seconds_left:
                 return self.settle(order_for(self._job, reports))
             time.sleep(_LOOK_SECONDS)
-
-    def all_ended_well(self) -> bool:
-        """Whether every report that is there says that the ranks of the node have come to their end."""
-        return all(report.ended_well for report in self.reports())
 
     def reports(self) -> list[Report]:
         """Those that are there."""

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any
 
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.control import is_alive
+from ds_toolkit.guardian.control import ControlBlock, is_alive
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 
 CONTENTS_NAME = "contents.json"
@@ -202,6 +203,18 @@ class Arena:
         guardian = self.guardian()
         return guardian is not None and is_alive(*guardian)
 
+    def has_ranks(self) -> bool:
+        """Whether a rank whose page lies here lives."""
+        for folder in self.folder.glob("rank_*"):
+            # Without a page it has not begun, or is of another version: not to be told from a dead one.
+            with contextlib.suppress(ToolkitError):
+                page = ControlBlock(folder, writable=False)
+                process = page.process
+                page.close()
+                if is_alive(*process):
+                    return True
+        return False
+
     def remove(self) -> None:
         """Free the memory; what is missing already is no error."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -232,6 +245,23 @@ def arenas(root: Path | None = None) -> Iterator[Arena]:
         for folder in sorted(root.iterdir()):
             if (folder / _JOB_NAME).is_file():
                 yield Arena(folder)
+
+
+def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
+    """Free what dead jobs of a checkpoint directory hold on this node; a line for each.
+
+    For a run that owns the directory and has not made its own arena yet.
+    """
+    swept = []
+    for arena in arenas(root):
+        try:
+            is_ours = arena.job().directory.resolve() == directory.resolve()
+        except ToolkitError:
+            continue
+        if is_ours and not arena.has_guardian() and not arena.has_ranks():
+            arena.remove()
+            swept.append(f"removed the snapshots of a job that has ended: {arena.folder}")
+    return swept
 
 
 def _write_json(path: Path, data: object) -> None:

@@ -131,6 +131,17 @@ def start_guardian(arena: Arena) -> None:
     Raises:
         ToolkitError: it did not start, with what it said.
     """
+    try:
+        exit_code, said = _run_starter(arena)
+    except OSError as error:
+        raise ToolkitError("the guardian cannot be started", where=arena.folder, why=str(error)) from error
+    if exit_code != 0:
+        why = "\n".join(filter(None, [said.strip(), _tail(arena.log_path)]))
+        raise ToolkitError("the guardian cannot be started", where=arena.folder, why=why)
+
+
+def _run_starter(arena: Arena) -> tuple[int, str]:
+    """Exit code, and what was said, of the process that leaves the guardian behind."""
     command = [sys.executable, "-S", "-m", "ds_toolkit.guardian", os.fspath(arena.folder)]
     with subprocess.Popen(
         command,
@@ -147,9 +158,7 @@ def start_guardian(arena: Arena) -> None:
             process.kill()
             _, said = process.communicate()
             said += f"not ready within {_START_SECONDS:.0f} s".encode()
-    if process.returncode != 0:
-        why = "\n".join(filter(None, [said.decode(errors="replace").strip(), _tail(arena.log_path)]))
-        raise ToolkitError("the guardian cannot be started", where=arena.folder, why=why)
+    return process.returncode, said.decode(errors="replace")
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ds_toolkit.guardian.journal import note
 from ds_toolkit.guardian.writing import Deadline, Giving, copy_slot, lay_beside
 
 _LOOK_SECONDS = 0.1
+_VISIBLE_SECONDS = 5.0
 _GIVEN_UP = "given_up_node_"
 
 
@@ -144,10 +146,16 @@ class JointTag:
     def _committed(self) -> Manifest:
         while self._folder_is_there():
             self._wait("the checkpoint has not been committed")
-        manifest = Manifest.read(self._partial.target)
-        if manifest.step != self._step:
-            raise ToolkitError("the node that commits gave up", where=self._partial.target)
-        return manifest
+        # A network file system may show that one name is gone before it shows that the other is there.
+        patience = Deadline(min(_VISIBLE_SECONDS, self._deadline.seconds_left))
+        while True:
+            with contextlib.suppress(ToolkitError):
+                manifest = Manifest.read(self._partial.target)
+                if manifest.step == self._step:
+                    return manifest
+            if not patience.seconds_left:
+                raise ToolkitError("the node that commits gave up", where=self._partial.target)
+            time.sleep(_LOOK_SECONDS)
 
     def _folder_is_there(self) -> bool:
         with _Explained(self._partial):

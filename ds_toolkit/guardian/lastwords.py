@@ -98,9 +98,15 @@ class LastWords:
     def _all_leave(self) -> bool:
         """Whether all this is the program's end, which ranks come to one after the other."""
         if not any(known.is_leaving or known.has_ended for known in self._ranks.values()):
-            return self._agreement.all_ended_well()
+            return self._others_ended_well()
         ends = [known for known in self._ranks.values() if known.end is not None]
         return bool(ends) and all(known.has_ended_well for known in ends)
+
+    def _others_ended_well(self) -> bool:
+        try:
+            return all(report.ended_well for report in self._agreement.reports())
+        except (ToolkitError, OSError):
+            return False
 
     def _finish_save(self) -> None:
         """Let a checkpoint that is being written come to its end: it may be all that is needed."""
@@ -112,7 +118,7 @@ class LastWords:
             share = 1.0
         if not self._saving.wait(self._deadline.seconds_left * share):
             note("the checkpoint that was being written is given up")
-            self._saving.stop()
+            self._saving.stop(self._deadline.seconds_left / 2)
 
     def _order(self) -> Order:
         if self._job.num_nodes == 1:
@@ -204,11 +210,12 @@ class LastWords:
     def _write_incident(self, outcome: Outcome) -> None:
         order, manifest = outcome.order, outcome.manifest
         written = outcome.seconds is not None
+        in_order = sorted(self._ranks.values(), key=lambda known: known.end_ns)
         incident = Incident(
             happened_at=self._happened_at,
             job_id=self._job.job_id,
             node=self._job.node,
-            ended=tuple(known.end for known in self._ranks.values() if known.end is not None),
+            ended=tuple(known.end for known in in_order if known.end is not None),
             ranks=tuple(known.place() for known in self._ranks.values()),
             outcome=outcome.outcome,
             why=outcome.why,
@@ -219,6 +226,9 @@ class LastWords:
             total_bytes=manifest.total_bytes if manifest and written else 0,
             seconds=outcome.seconds,
         )
+        if not self._job.directory.is_dir():
+            note(f"the incident is lost with the directory: {incident}")
+            return
         try:
             note(f"the incident is {incident.write(self._job.directory)}")
         except OSError as error:

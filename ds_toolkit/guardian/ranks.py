@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 
 from ds_toolkit.checkpoint.incident import RankEnd, RankPlace
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arena import Arena, read_contents
 from ds_toolkit.guardian.control import ControlBlock, Leaving, SlotState
 from ds_toolkit.guardian.topology import Slot
 
@@ -28,24 +29,28 @@ class LocalRank:
         has_ended: whether the process has ended.
         said_goodbye: whether nothing is to be written on its account.
         end: how it ended, or is about to; None while nothing of that kind is known.
+        end_ns: when that was heard, by `time.monotonic_ns`.
     """
 
     rank: int
+    arena: Arena
     page: ControlBlock | None = None
     process: tuple[int, int] | None = None
     has_ended: bool = False
     said_goodbye: bool = False
-    end: RankEnd | None = field(default=None)
+    end: RankEnd | None = None
+    end_ns: int = 0
 
-    def open(self, arena: Arena) -> bool:
-        """Map its page, if it is there by now; whether it is."""
-        if self.page is None:
-            try:
-                self.page = ControlBlock(arena.rank_folder(self.rank))
-            except ToolkitError:
-                return False
-            self.process = self.page.process
-        return True
+    def meet(self) -> tuple[int, int] | None:
+        """Map its page if that has appeared; then, once, its process."""
+        if self.page is not None:
+            return None
+        try:
+            self.page = ControlBlock(self.arena.rank_folder(self.rank))
+        except ToolkitError:
+            return None
+        self.process = self.page.process
+        return self.process
 
     @property
     def is_running(self) -> bool:
@@ -61,19 +66,24 @@ class LocalRank:
     @property
     def has_ended_well(self) -> bool:
         """Whether it has left, or is about to leave, because its work is done."""
-        return self.said_goodbye or (self.end is not None and self.end.how == "end")
+        if self.end is not None:
+            return self.said_goodbye or self.end.how == "end"
+        # Its page says so a moment before its message is heard.
+        page = self.page
+        return self.said_goodbye or (page is not None and page.leaving in (Leaving.END, Leaving.GOODBYE))
 
     def leaves(self, how: str, detail: str) -> None:
         """It ends; the first word on that stays."""
         if self.end is None:
             pid = self.process[0] if self.process else 0
-            self.end = RankEnd(self.rank, pid, how, detail)
+            self.end, self.end_ns = RankEnd(self.rank, pid, how, detail), time.monotonic_ns()
 
     def ended(self) -> None:
         """Its process is gone."""
         self.has_ended = True
+        leaving = self.page.leaving if self.page else Leaving.NO
+        self.said_goodbye |= leaving is Leaving.GOODBYE
         if not self.said_goodbye:
-            leaving = self.page.leaving if self.page else Leaving.NO
             self.leaves(_LEAVING_WORDS.get(leaving, "died"), "")
 
     def slots(self) -> list[SlotState]:
@@ -81,8 +91,8 @@ class LocalRank:
         return [] if self.page is None else self.page.slots()
 
     def whole_slots(self) -> list[SlotState]:
-        """Those that can be read now."""
-        return [slot for slot in self.slots() if slot.is_whole]
+        """Those that can be read now: they say so, and their files are there."""
+        return [slot for slot in self.slots() if slot.is_whole and self._has_files(slot)]
 
     def readable(self) -> list[Slot]:
         """The same, as `topology.decide` takes them."""
@@ -95,3 +105,13 @@ class LocalRank:
             return RankPlace(self.rank, 0, "unknown", 0, whole)
         page = self.page
         return RankPlace(self.rank, page.process[0], page.phase.name.lower(), page.step, whole)
+
+    def _has_files(self, slot: SlotState) -> bool:
+        folder = self.arena.slot_folder(self.rank, slot.index)
+        try:
+            files = read_contents(folder)
+        except ToolkitError:
+            return False
+        return slot.kinds <= {file.kind for file in files} and all(
+            (folder / file.name).is_file() for file in files
+        )

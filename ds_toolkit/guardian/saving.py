@@ -82,6 +82,7 @@ class Saving:
         self._idle = threading.Condition()
         self._unfinished: list[Request] = []
         self._deadline = Deadline()
+        self._is_closed = self._is_stopped = False
         threading.Thread(target=self._work, name="saving", daemon=True).start()
 
     def asked(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -91,6 +92,9 @@ class Saving:
         except ToolkitError as error:
             note(f"rank {rank}: {error}")
             return
+        if self._is_closed:
+            self._fail(request, "last words have begun")
+            return
         asking = self._asked.setdefault(request, set())
         asking.add(rank)
         if asking == set(self._job.local_ranks):
@@ -99,8 +103,9 @@ class Saving:
                 self._unfinished.append(request)
             self._todo.put(request)
 
-    def give_up_waiting(self) -> None:
-        """No rank will ask any more: what not all have asked for is not written."""
+    def close(self) -> None:
+        """Begin no save any more: what not all ranks have asked for by now is not written."""
+        self._is_closed = True
         for request in self._asked:
             self._fail(request, "not all ranks of the node came to it")
         self._asked.clear()
@@ -116,11 +121,11 @@ class Saving:
         with self._idle:
             return self._idle.wait_for(lambda: not self._unfinished, timeout_seconds)
 
-    def stop(self) -> None:
-        """Give up what is being written, and wait until it has been given up."""
+    def stop(self, timeout_seconds: float) -> bool:
+        """Give up what is being written; whether that was done within the time."""
+        self._is_stopped = True
         self._deadline.at = 0.0
-        with self._idle:
-            self._idle.wait_for(lambda: not self._unfinished)
+        return self.wait(timeout_seconds)
 
     def _work(self) -> None:
         while True:
@@ -152,9 +157,9 @@ class Saving:
             delete_expired(self._job, manifest)
 
     def _write(self, request: Request) -> Manifest:
-        deadline = Deadline(_PATIENCE_SECONDS) if self._job.num_nodes > 1 else Deadline()
-        deadline.at = min(deadline.at, self._deadline.at)
-        self._deadline = deadline
+        self._deadline = Deadline(_PATIENCE_SECONDS) if self._job.num_nodes > 1 else Deadline()
+        if self._is_stopped:
+            self._deadline.at = 0.0
         tag = JointTag(
             self._arena,
             self._job,
@@ -162,12 +167,12 @@ class Saving:
             request.step,
             committer=self._job.nodes[0],
             nodes=self._job.nodes,
-            deadline=deadline,
+            deadline=self._deadline,
         )
-        givings = self._givings(request)
         try:
+            # First, so that a node that cannot give its part has a place to say so.
             tag.begin()
-            files = tag.copy(givings)
+            files = tag.copy(self._givings(request))
             # The ranks may write there again; nothing below reads the slots.
             self._let_go(request)
             tag.seal(files)

@@ -36,10 +36,11 @@ class Guardian:
             ownership: of the checkpoint directory, on the node of rank 0.
         """
         self._arena, self._job, self._server, self._ownership = arena, job, server, ownership
-        self._ranks = {rank: LocalRank(rank) for rank in job.local_ranks}
+        self._ranks = {rank: LocalRank(rank, arena) for rank in job.local_ranks}
         self._saving = Saving(arena, job, self._ranks, self._tell_all)
         self._begun = time.monotonic()
         self._triggered = False
+        self._called_for = False
         self._outcome: Outcome | None = None
         self._done_at = 0.0
 
@@ -59,8 +60,9 @@ class Guardian:
     def _meet_ranks(self) -> None:
         """Watch those whose pages have appeared, whether they have said hello or not."""
         for known in self._ranks.values():
-            if known.page is None and known.open(self._arena) and known.process is not None:
-                self._server.watch(known.rank, *known.process)
+            process = known.meet()
+            if process is not None:
+                self._server.watch(known.rank, *process)
 
     def _heard(self, said: Said) -> None:
         known = self._ranks.get(said.rank)
@@ -93,12 +95,12 @@ class Guardian:
             return
         self._triggered = True
         note(f"last words begin: {why}")
+        self._saving.close()
         words = LastWords(self._arena, self._job, self._ranks, self._saving)
         threading.Thread(target=self._speak, args=(words,), name="last words", daemon=True).start()
 
     def _speak(self, words: LastWords) -> None:
         outcome = words.speak()
-        self._saving.give_up_waiting()
         if self._ownership is not None:
             # Nothing is written any more: the next run need not wait until all ranks have gone.
             self._ownership.release()
@@ -141,8 +143,6 @@ class Guardian:
             return True
         nobody_came = all(known.page is None for known in ranks)
         return nobody_came and time.monotonic() - self._begun > _FIRST_RANK_SECONDS
-
-    _called_for = False
 
 
 def _done(outcome: Outcome) -> dict[str, Any]:

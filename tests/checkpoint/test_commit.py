@@ -19,7 +19,7 @@ import pytest
 
 from ds_toolkit import files
 from ds_toolkit.checkpoint import commit
-from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, RankManifest, RunShape
+from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestFile, RankManifest, RunShape
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
@@ -354,6 +354,28 @@ class TestAgreement:
         assert list(tmp_path.iterdir()) == []
 
 
+class TestWithoutLatest:
+    def test_latest_stays_as_it_is(self, tmp_path: Path) -> None:
+        save(tmp_path, "global_step1", 1)
+        partial = begun(tmp_path, "weights-only-step2")
+        for rank in (0, 1):
+            commit.seal(partial, rank, 2, SHAPE, [])
+        commit.commit(partial, kind="weights-only", patience_seconds=0, point_latest=False)
+        assert (tmp_path / "latest").read_text() == "global_step1"
+        assert (tmp_path / "weights-only-step2" / MANIFEST_NAME).exists()
+
+
+class TestSealing:
+    def test_known_crcs_are_not_computed_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        partial = begun(tmp_path)
+        (partial.folder / "shard.pt").write_bytes(b"123456789")
+        monkeypatch.setattr(commit, "crc32_of", lambda path: pytest.fail(f"{path} is read"))
+        file = ManifestFile("shard.pt", 9, 0xCBF43926, 0)
+        commit.seal_flushed(partial, 0, 1, SHAPE, [file])
+        commit.seal_flushed(partial, 1, 1, SHAPE, [])
+        assert commit.commit(partial, kind="periodic", patience_seconds=0).files == (file,)
+
+
 class TestManifest:
     def test_a_name_that_leads_out_of_the_tag_is_refused(self, tmp_path: Path) -> None:
         manifest = save(tmp_path, "global_step3", 3)
@@ -444,6 +466,14 @@ class TestFailures:
             save(tmp_path, "global_step20", 20)
         assert whole_steps(tmp_path) == [20, 10]
         assert (tmp_path / "latest").read_text() == "global_step10"
+
+    def test_sweeping_removes_what_guardians_agreed_on(self, tmp_path: Path) -> None:
+        folder = tmp_path / commit.AGREEMENT_FOLDER / "0000abcd"
+        folder.mkdir(parents=True)
+        (folder / "decision.json").write_text("{}")
+        (line,) = commit.sweep(tmp_path)
+        assert "job 0000abcd" in line
+        assert list(tmp_path.iterdir()) == []
 
     def test_sweeping_takes_only_what_saves_leave(self, tmp_path: Path) -> None:
         save(tmp_path, "global_step10", 10)

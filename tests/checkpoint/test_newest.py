@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ds_toolkit.checkpoint import commit
-from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, RunShape
+from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, WEIGHTS_ONLY, Manifest, RunShape
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.tag_folders import committed
 from ds_toolkit.checkpoint.verify import verify_crcs, verify_sizes
@@ -83,6 +83,16 @@ def test_a_tag_without_its_shards_is_a_broken_tag(tmp_path: Path) -> None:
     candidates, (broken,) = survey(tmp_path)
     assert candidates == []
     assert "mp_rank_00_model_states.pt: the file is missing" in str(broken)
+
+
+def test_weights_alone_are_passed_over_with_the_reason(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    manifest = Manifest.read(tmp_path / "global_step2")
+    dataclasses.replace(manifest, kind=WEIGHTS_ONLY).write(tmp_path / "global_step2")
+    candidates, (passed_over,) = survey(tmp_path)
+    assert [candidate.step for candidate in candidates] == [1]
+    assert "holds the weights alone" in str(passed_over)
 
 
 def test_a_copy_under_another_name_is_not_ours_to_delete(tmp_path: Path) -> None:

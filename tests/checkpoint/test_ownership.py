@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ds_toolkit.checkpoint.ownership import LOCK_NAME, Ownership
+from ds_toolkit.checkpoint.ownership import GUARDIAN_LOCK_NAME, LOCK_NAME, Ownership, wait_for_guardian
 from ds_toolkit.errors import ToolkitError
 
 HOLD = """
@@ -59,6 +60,24 @@ def test_a_forked_worker_does_not_inherit_it(tmp_path: Path, holder: subprocess.
     """Data loading workers outlive a killed rank for a while."""
     os.kill(holder.pid, signal.SIGKILL)
     Ownership.acquire(tmp_path, patience_seconds=5).release()
+
+
+AS_GUARDIAN = """
+ownership.release()
+ownership = Ownership.acquire(Path(sys.argv[1]), 0, ".ds_toolkit.guardian.lock")
+"""
+
+
+@pytest.mark.parametrize("holder", [AS_GUARDIAN], indirect=True, ids=["as guardian"])
+def test_the_guardian_of_an_earlier_run_is_waited_for(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    run = Ownership.acquire(tmp_path, patience_seconds=0)
+    with pytest.raises(ToolkitError, match="guardian of an earlier run") as caught:
+        wait_for_guardian(tmp_path, patience_seconds=0.3)
+    assert f"process {holder.pid} on " in str(caught.value)
+    threading.Timer(0.5, holder.kill).start()
+    wait_for_guardian(tmp_path, patience_seconds=10)
+    assert not (tmp_path / GUARDIAN_LOCK_NAME).exists()
+    run.release()
 
 
 def test_twice_in_one_process(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from ds_toolkit.checkpoint.manifest import Manifest, RunShape
+from ds_toolkit.checkpoint.manifest import WEIGHTS_ONLY, Manifest, RunShape
 from ds_toolkit.checkpoint.retention import expired
 
 SHAPE = RunShape(world_size=1, dp_world_size=1, mp_world_size=1, zero_stage=1, precision="fp32")
@@ -41,6 +43,11 @@ def test_protected_tags_are_left_alone_and_not_counted() -> None:
 
 def test_broken_tags_are_left_alone_and_not_counted() -> None:
     assert expired(STEPS, keep_last=2, newest=manifest(20), broken=["step10"]) == ["step2"]
+
+
+def test_weights_alone_do_not_take_the_place_of_a_checkpoint() -> None:
+    weights = dataclasses.replace(manifest(30), kind=WEIGHTS_ONLY)
+    assert expired([*STEPS, weights], keep_last=2, newest=manifest(100)) == ["step10", "step9", "step2"]
 
 
 def test_of_equal_steps_the_older_goes() -> None:
