@@ -136,7 +136,7 @@ def assumed_mttf_seconds(num_gpus: int) -> float:
     if count > _MORE_GPUS:
         return _MORE_MTTF_SECONDS * _MORE_GPUS / count
     slope = math.log(_MORE_MTTF_SECONDS / _FEWER_MTTF_SECONDS) / math.log(_MORE_GPUS / _FEWER_GPUS)
-    return min(_DAY_SECONDS, float(_FEWER_MTTF_SECONDS * (count / _FEWER_GPUS) ** slope))
+    return min(_DAY_SECONDS, _FEWER_MTTF_SECONDS * math.pow(count / _FEWER_GPUS, slope))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import deepspeed
 import deepspeed.comm as dist
@@ -28,6 +29,7 @@ from training import fingerprint, finish, new_engine, new_sampler, start, train_
 
 from ds_toolkit import CheckpointGuard, GuardSettings, ToolkitError
 from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.resilience.cadence import AutoInterval
 from ds_toolkit.resilience.rank_state import random_states, restore_random_states
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {}
@@ -146,6 +148,30 @@ def time_between_checkpoints(directory: Path) -> None:
     dist.all_gather_object(everybody, [saved.step for saved in guard.saved])
     assert everybody[0] == everybody[1]
     assert 3 <= num_saved <= 5, f"{num_saved} checkpoints in 2.8 s at one every 0.5 s"
+
+
+@scenario
+def an_interval_by_what_is_measured(directory: Path) -> None:
+    engine = new_engine(ds_config(1, "fp32"))
+    settings = {"save_every": "auto", "mttf": "2s", "overhead_budget": 0.9, "keep_last": 99}
+    with (
+        patch.object(AutoInterval, "FIRST_SECONDS", 0.3),
+        said() as lines,
+        CheckpointGuard(engine, directory, settings=settings) as guard,
+    ):
+        guard.resume()
+        sampler = new_sampler(engine)
+        for step in range(1, 61):
+            train_until(engine, sampler, step)
+            time.sleep(0.02 * (1 + dist.get_rank()))
+        num_saved = len(guard.saved)
+    everybody: list[Any] = [None] * 2
+    dist.all_gather_object(everybody, [saved.step for saved in guard.saved])
+    assert everybody[0] == everybody[1]
+    assert num_saved >= 2
+    changes = [line for line in lines if "from now on" in line]
+    assert bool(changes) == (dist.get_rank() == 0)
+    assert all("a failure every 2.0 s (as given)" in line for line in changes)
 
 
 @scenario
