@@ -7,6 +7,7 @@ wait for each other.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from ds_toolkit.guardian.control import Leaving, Phase
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.departure import Departure
 from ds_toolkit.resilience.hooks import EngineHooks
+from ds_toolkit.resilience.overhead import pace_for
 from ds_toolkit.resilience.rank_state import Stateful
 from ds_toolkit.resilience.reporting import logger, on_rank_0
 from ds_toolkit.resilience.save import SavedCheckpoint
 from ds_toolkit.resilience.standby import SaveRequest, Standby
+from ds_toolkit.resilience.telemetry import Telemetry
 from ds_toolkit.units import format_bytes, format_seconds
 
 
@@ -39,6 +42,11 @@ class Background:
         self._standby = standby
         self._settings = settings
         self._on_saved = on_saved
+        self._pace = pace_for(settings)
+        self._telemetry = Telemetry(engine)
+        self._step_ended_seconds = time.monotonic()
+        self._stalled_seconds = 0.0
+        self._begun_seconds = 0.0
         self._failed_save: str | None = None
         self._stalls: dict[int, float] = {}
         self._is_overdue = False
@@ -103,14 +111,16 @@ class Background:
         Raises:
             ToolkitError: on all ranks alike, an earlier checkpoint failed and `on_save_failure` is `raise`.
         """
+        step_seconds = self._observe_step()
         self._hear()
         due = due or self._is_overdue
         request, together = self._agree(step) if due else (None, False)
-        every = 1 if self._settings.snapshot_every == "auto" else self._settings.snapshot_every
+        wanted = self._pace.due(step)
         # A step that the loss scaler skipped is not a new state.
-        if request is not None or (self._engine.was_step_applied() and step % every == 0):
-            self._snapshot(step, request)
+        if request is not None or (wanted and self._engine.was_step_applied()):
+            self._snapshot(step, request, step_seconds)
         self._standby.phases.enter(Phase.DATA)
+        self._step_ended_seconds = time.monotonic()
         return together
 
     def settle(self) -> None:
@@ -161,12 +171,24 @@ class Background:
         except Exception as error:
             self._give_up(error)
 
-    def _snapshot(self, step: int, request: SaveRequest | None) -> None:
+    def _observe_step(self) -> float:
+        """How long the step took that has just ended, without what snapshots kept it waiting."""
+        stall_seconds = self.stall_seconds - self._stalled_seconds
+        self._stalled_seconds = self.stall_seconds
+        # The snapshot was begun before `_step_ended_seconds`; what was waited for since is the fence.
+        fence_seconds = max(0.0, stall_seconds - self._begun_seconds)
+        step_seconds = max(0.0, time.monotonic() - self._step_ended_seconds - fence_seconds)
+        self._pace.observe(step_seconds=step_seconds, stall_seconds=stall_seconds)
+        return step_seconds
+
+    def _snapshot(self, step: int, request: SaveRequest | None, step_seconds: float) -> None:
         try:
             stall_seconds = self._standby.after_step(step, request)
         except Exception as error:
             self._give_up(error)
         else:
+            self._begun_seconds = stall_seconds
+            self._telemetry.snapshot(stall_seconds, step_seconds)
             if request is not None:
                 self._stalls[step] = stall_seconds
 
@@ -216,6 +238,7 @@ class Background:
                     format_bytes(saved.total_bytes),
                     format_seconds(write_seconds),
                 )
+                self._telemetry.saved(saved, write_seconds)
                 self._on_saved(saved, write_seconds)
             elif event.get("event") == "failed":
                 self._failed_save = f"{event.get('tag')}: {event.get('why')}"

@@ -50,6 +50,26 @@ class Berth:
     shared_params: Mapping[str, str] | None
 
 
+def refuse_unfollowed(engine: Any) -> None:
+    """Refuse what no snapshot can follow. The same on every rank.
+
+    Raises:
+        ToolkitError: state that lies on a disk, changes inside backward, or is spread over other ranks.
+    """
+    zero = engine._config.zero_config
+    places = [getattr(zero, name, None) for name in ("offload_optimizer", "offload_param")]
+    on_nvme = any(place is not None and str(getattr(place.device, "value", "")) == "nvme" for place in places)
+    spread = engine._config.checkpoint_parallel_write_pipeline and isinstance(engine, PipelineEngine)
+    for what, is_so in (
+        ("states offloaded to NVMe", on_nvme),
+        ("SuperOffload, which steps inside backward", bool(engine.super_offload())),
+        ("ZenFlow, which steps inside backward", bool(engine.zenflow_config())),
+        ("layers that data-parallel ranks share to write (parallel_write.pipeline_stage)", spread),
+    ):
+        if is_so:
+            raise ToolkitError(f"snapshots cannot follow {what}", fix="checkpoints are synchronous instead")
+
+
 def find_berth(engine: Any) -> Berth:
     """Which ranks share a node, and who keeps what. Collective."""
     rank = agreement.rank()

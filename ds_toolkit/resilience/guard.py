@@ -12,9 +12,11 @@ from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.control import Leaving
+from ds_toolkit.plan.failures import Failure
 from ds_toolkit.resilience import agreement, resume, save
 from ds_toolkit.resilience.background import Background
 from ds_toolkit.resilience.cadence import cadence_for
@@ -94,7 +96,7 @@ class CheckpointGuard:
         self.saved: list[SavedCheckpoint] = []
         self._client_state = client_state
         self._tracked: dict[str, Stateful] = {}
-        self._cadence = cadence_for(self.settings)
+        self._cadence = cadence_for(self.settings, failures=self._failures)
         self._committed_step: int | None = None
         self._broken_tags: list[str] = []
         self._has_resumed = False
@@ -287,6 +289,15 @@ class CheckpointGuard:
         elif due:
             # Here and not when it is committed, which ranks hear at different steps.
             self._cadence.saved(step)
+
+    def _failures(self) -> list[Failure]:
+        """What the directory has a record of: one a job, however many nodes wrote about it."""
+        by_job = {
+            incident.job_id: Failure(incident.when.timestamp(), incident.was_caught)
+            for incident in incidents(self.directory)
+            if incident.is_failure
+        }
+        return list(by_job.values())
 
     def _note_saved(self, saved: SavedCheckpoint, write_seconds: float) -> None:
         self._committed_step = saved.step

@@ -23,7 +23,14 @@ from ds_toolkit.guardian.client import GuardianClient, GuardianGoneError, start_
 from ds_toolkit.guardian.control import ControlBlock, Leaving, Phase
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import run_shape
-from ds_toolkit.resilience.enlisting import Berth, choose_num_slots, enter_arena, find_berth, sharding_of
+from ds_toolkit.resilience.enlisting import (
+    Berth,
+    choose_num_slots,
+    enter_arena,
+    find_berth,
+    refuse_unfollowed,
+    sharding_of,
+)
 from ds_toolkit.resilience.phases import Phases
 from ds_toolkit.resilience.rank_files import RankFiles
 from ds_toolkit.resilience.rank_state import Stateful
@@ -93,6 +100,7 @@ class Standby:
             ToolkitError: on all ranks alike: the state cannot be followed, there is no room for it, or a
                 guardian does not start.
         """
+        refuse_unfollowed(engine)
         berth = find_berth(engine)
         scripts = Path(tempfile.mkdtemp(prefix="ds_toolkit-"))
         files = RankFiles(

@@ -1,9 +1,8 @@
 """Run under torchrun: in every layout of the checkpoint zoo, a snapshot against what DeepSpeed saves.
 
 Each engine of the zoo gets a guard as soon as it is made, and trains. Where the zoo saves it, the files in
-this rank's newest slot are compared with those that `engine.save_checkpoint` writes, value by value and bit by
-bit.
-Results go to `<root>/results_rank<R>.json`: for each case what was compared, or a traceback.
+this rank's newest slot are compared with those that `engine.save_checkpoint` writes, bit by bit. Results are
+in `<root>/results_rank<R>.json`: for each case what was compared, or a traceback.
 """
 
 from __future__ import annotations
