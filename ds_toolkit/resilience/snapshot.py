@@ -9,6 +9,7 @@ when the rank's page says so, which it does after the last byte.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from ds_toolkit.resilience.state_pickle import Pickled
 
 # Of a frozen weight, how many elements are looked at to see whether somebody has changed it by hand.
 _NUM_SAMPLES = 256
+_NUM_STALLS = 100
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Snapshots:
 
     Attributes:
         stall_seconds: how long the training loop has waited for snapshots, all in all.
+        stalls_seconds: the same of the latest ones, each with the fence behind it.
         num_taken: how many there were.
         step: optimizer steps that the newest one holds, whole or not yet; None before the first.
     """
@@ -55,6 +58,7 @@ class Snapshots:
         self._steady: set[int] = set()
         self._frozen: dict[int, torch.Tensor] = {}
         self.stall_seconds = 0.0
+        self.stalls_seconds: deque[float] = deque(maxlen=_NUM_STALLS)
         self.num_taken = 0
         self.step: int | None = None
 
@@ -62,6 +66,18 @@ class Snapshots:
     def copy_seconds(self) -> float:
         """How long the thread has copied, all in all."""
         return self._thread.busy_seconds
+
+    def prepare(self, pickled: dict[str, Pickled]) -> None:
+        """Make the files of all slots, so that no snapshot has to: pages are touched for the first time here.
+
+        Args:
+            pickled: this rank's files (`RankFiles.collect`).
+
+        Raises:
+            ToolkitError: there is no room for them.
+        """
+        for index in range(self._control.num_slots):
+            self._fit(index, self._slots.setdefault(index, _Slot()), pickled)
 
     def take(self, step: int, *, wanted: int = 0, then: Callable[[], None] = lambda: None) -> float:
         """Begin the snapshot of a step that is done; returns the seconds that it took before going on.
@@ -99,6 +115,7 @@ class Snapshots:
         self.num_taken += 1
         stall_seconds = time.monotonic() - started_seconds
         self.stall_seconds += stall_seconds
+        self.stalls_seconds.append(stall_seconds)
         return stall_seconds
 
     def fence(self, timeout_seconds: float | None = None) -> bool:
@@ -109,7 +126,10 @@ class Snapshots:
         """
         started_seconds = time.monotonic()
         done = self._thread.wait(timeout_seconds)
-        self.stall_seconds += time.monotonic() - started_seconds
+        waited_seconds = time.monotonic() - started_seconds
+        self.stall_seconds += waited_seconds
+        if self.stalls_seconds:
+            self.stalls_seconds[-1] += waited_seconds
         return done
 
     def close(self) -> None:
@@ -130,7 +150,7 @@ class Snapshots:
         """Make the slot's files such as the state needs them."""
         folder = self._arena.slot_folder(self._control.rank, index)
         folder.mkdir(mode=0o700, exist_ok=True)
-        if any(part.is_new for part in pickled.values()):
+        if any(part.is_new or name not in self._sources for name, part in pickled.items()):
             self._steady, self._frozen = steady_storages(self._engine), frozen_storages(self._engine)
         for name, part in pickled.items():
             self._refresh_sources(name, part)

@@ -140,6 +140,7 @@ class Standby:
 
         agreement.together("start the guardian", lambda: start_guardian(arena) if berth.is_first else None)
         snapshots = Snapshots(engine, files, arena, control)
+        agreement.together("make room for snapshots", lambda: snapshots.prepare(collected))
         return cls(arena, control, berth, snapshots, Phases(engine, control), settings.deadline_seconds)
 
     @property
