@@ -138,10 +138,29 @@ class Standby:
         finally:
             shutil.rmtree(scripts, ignore_errors=True)
 
-        agreement.together("start the guardian", lambda: start_guardian(arena) if berth.is_first else None)
         snapshots = Snapshots(engine, files, arena, control)
-        agreement.together("make room for snapshots", lambda: snapshots.prepare(collected))
+        try:
+            agreement.together("make room for snapshots", lambda: snapshots.prepare(collected))
+            agreement.together(
+                "start the guardian", lambda: start_guardian(arena) if berth.is_first else None
+            )
+        except ToolkitError:
+            # On all ranks alike; a guardian that did start is told that this is over.
+            cls._give_back(arena, control, snapshots)
+            raise
         return cls(arena, control, berth, snapshots, Phases(engine, control), settings.deadline_seconds)
+
+    @staticmethod
+    def _give_back(arena: Arena, control: ControlBlock, snapshots: Snapshots) -> None:
+        snapshots.close()
+        control.leaving = Leaving.GOODBYE
+        try:
+            client = GuardianClient(arena.socket_path)
+            client.send({"event": "hello", "rank": control.rank, "pid": control.process[0]})
+            client.send({"event": "goodbye"})
+            client.close()
+        except GuardianGoneError:
+            arena.remove()
 
     @property
     def is_heard(self) -> bool:
