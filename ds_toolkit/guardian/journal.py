@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,9 @@ import traceback
 def note(text: str) -> None:
     """One thing that happened, with the time."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"{now} guardian {os.getpid()}: {text}", file=sys.stderr, flush=True)
+    # The log lies on tmpfs, which may be full: no reason to fail at what is being told.
+    with contextlib.suppress(OSError):
+        print(f"{now} guardian {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 def note_failure(text: str) -> None:

@@ -22,7 +22,15 @@ _READY = b"ready"
 _READY_SECONDS = 25.0
 # The guardian of an earlier run ends its last words first; the run has waited for it already.
 _LOCK_SECONDS = 10.0
-_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# What launchers and schedulers send to all processes of a job, to end them or to warn them of the end.
+_DEAF_TO = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def main(arguments: list[str]) -> int:

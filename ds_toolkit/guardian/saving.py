@@ -82,7 +82,7 @@ class Saving:
         self._idle = threading.Condition()
         self._unfinished: list[Request] = []
         self._deadline = Deadline()
-        self._is_closed = self._is_stopped = False
+        self._is_closed = self._is_stopped = self._is_deleting = False
         threading.Thread(target=self._work, name="saving", daemon=True).start()
 
     def asked(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -121,6 +121,13 @@ class Saving:
         with self._idle:
             return self._idle.wait_for(lambda: not self._unfinished, timeout_seconds)
 
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait for what is being written, and for old checkpoints being deleted; whether all has ended."""
+        with self._idle:
+            return self._idle.wait_for(
+                lambda: not self._unfinished and not self._is_deleting, timeout_seconds
+            )
+
     def stop(self, timeout_seconds: float) -> bool:
         """Give up what is being written; whether that was done within the time."""
         self._is_stopped = True
@@ -130,8 +137,9 @@ class Saving:
     def _work(self) -> None:
         while True:
             request = self._todo.get()
+            manifest = None
             try:
-                self._save(request)
+                manifest = self._save(request)
             except Exception:
                 # A mistake of ours must not end the thread: the ranks would wait for ever.
                 note_failure(f"the checkpoint `{request.tag}` failed")
@@ -139,22 +147,28 @@ class Saving:
             self._let_go(request)
             with self._idle:
                 self._unfinished.remove(request)
+                self._is_deleting = True
+                self._idle.notify_all()
+            # Large tags take long to delete; last words do not wait for that.
+            if manifest is not None and self._job.node == self._job.nodes[0]:
+                delete_expired(self._job, manifest)
+            with self._idle:
+                self._is_deleting = False
                 self._idle.notify_all()
 
-    def _save(self, request: Request) -> None:
+    def _save(self, request: Request) -> Manifest | None:
         begun = time.monotonic()
         try:
             manifest = self._write(request)
         except ToolkitError as error:
             self._fail(request, str(error))
-            return
+            return None
         seconds = time.monotonic() - begun
         note(f"saved {request.tag}: {manifest.total_bytes} bytes in {seconds:.2f} s")
         self._let_go(request)
         saved = {"total_bytes": manifest.total_bytes, "write_seconds": seconds}
         self._answer({"event": "saved", **_named(request), **saved})
-        if self._job.node == self._job.nodes[0]:
-            delete_expired(self._job, manifest)
+        return manifest
 
     def _write(self, request: Request) -> Manifest:
         self._deadline = Deadline(_PATIENCE_SECONDS) if self._job.num_nodes > 1 else Deadline()

@@ -10,7 +10,7 @@ from typing import Any
 from ds_toolkit.checkpoint.ownership import Ownership
 from ds_toolkit.guardian.agreeing import Agreement
 from ds_toolkit.guardian.arena import Arena, Job
-from ds_toolkit.guardian.journal import note
+from ds_toolkit.guardian.journal import note, note_failure
 from ds_toolkit.guardian.lastwords import LastWords, Outcome
 from ds_toolkit.guardian.ranks import LocalRank
 from ds_toolkit.guardian.saving import Saving
@@ -51,11 +51,12 @@ class Guardian:
         while not self._is_over():
             self._meet_ranks()
             for event in self._server.poll(_LOOK_SECONDS):
-                if isinstance(event, Ended):
-                    self._ended(event.rank)
-                else:
-                    self._heard(event)
-        self._saving.wait(self._job.deadline_seconds)
+                try:
+                    self._react(event)
+                except Exception:
+                    # A mistake of ours about one event must not leave all ranks without a guardian.
+                    note_failure(f"not dealt with: {event}")
+        self._saving.drain(self._job.deadline_seconds)
 
     def _meet_ranks(self) -> None:
         """Watch those whose pages have appeared, whether they have said hello or not."""
@@ -63,6 +64,12 @@ class Guardian:
             process = known.meet()
             if process is not None:
                 self._server.watch(known.rank, *process)
+
+    def _react(self, event: Said | Ended) -> None:
+        if isinstance(event, Ended):
+            self._ended(event.rank)
+        else:
+            self._heard(event)
 
     def _heard(self, said: Said) -> None:
         known = self._ranks.get(said.rank)

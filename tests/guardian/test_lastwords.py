@@ -10,13 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fake_rank
+import pytest
 
+from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.incident import Incident, incidents
-from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.checkpoint.manifest import Manifest, RunShape
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.guardian.agreeing import Agreement, Order, Report, order_for
-from ds_toolkit.guardian.arena import Job
+from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.lastwords import LastWords
+from ds_toolkit.guardian.ranks import LocalRank
 
 JOB_ID = "0000abcd"
 
@@ -80,7 +84,8 @@ def test_ranks_that_are_killed_together(tmp_path: Path, root: Path) -> None:
 
 
 def test_a_slot_that_its_rank_was_writing_when_it_died_is_not_used(tmp_path: Path, root: Path) -> None:
-    with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root) as job:
+    with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root, num_slots=2) as job:
+        job.write(5)
         job.write(6)
         job.ranks[0].write(7)
         job.ranks[1].begin(7)
@@ -91,7 +96,9 @@ def test_a_slot_that_its_rank_was_writing_when_it_died_is_not_used(tmp_path: Pat
 
 
 def test_a_slot_that_a_stopped_rank_was_writing_is_not_used(tmp_path: Path, root: Path) -> None:
-    with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID, deadline_seconds=4.0), root) as job:
+    of_job = fake_rank.job(tmp_path, JOB_ID, deadline_seconds=4.0)
+    with fake_rank.FakeJob(of_job, root, num_slots=2) as job:
+        job.write(5)
         job.write(6)
         job.ranks[1].write(7)
         job.ranks[0].begin(7)
@@ -234,6 +241,48 @@ def test_a_death_while_a_save_is_written_lets_it_end_first(tmp_path: Path, root:
     assert tags(tmp_path) == []
 
 
+class SavingAtWork:
+    """A save of step 5 that ends when it is waited for, or does not."""
+
+    step_in_work = 5
+
+    def __init__(self, directory: Path, shape: RunShape, ends: bool) -> None:
+        self._partial = commit.PartialTag(directory, "best", commit.new_save_id())
+        self._shape, self._ends = shape, ends
+        self.was_stopped = False
+
+    def wait(self, timeout_seconds: float) -> bool:
+        assert 1 < timeout_seconds <= 20
+        if self._ends:
+            commit.begin(self._partial)
+            for rank in (0, 1):
+                commit.seal(self._partial, rank, 5, self._shape, [])
+            commit.commit(self._partial, kind="periodic", patience_seconds=0)
+        return self._ends
+
+    def stop(self, timeout_seconds: float) -> bool:
+        self.was_stopped = True
+        return True
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_save_at_work_is_waited_for_and_given_up_in_the_end(tmp_path: Path, root: Path, ends: bool) -> None:
+    job = fake_rank.job(tmp_path, JOB_ID)
+    arena = Arena.create(job, root)
+    ranks = {}
+    for number in (0, 1):
+        fake_rank.Rank(arena, number, 2).write(5)
+        ranks[number] = LocalRank(number, arena)
+        ranks[number].meet()
+        ranks[number].ended()
+    saving = SavingAtWork(tmp_path, job.shape, ends)
+    outcome = LastWords(arena, job, ranks, saving).speak()  # type: ignore[arg-type]
+    assert saving.was_stopped is not ends
+    assert (outcome.outcome, outcome.tag) == (
+        ("there already", "best") if ends else ("complete", "global_step5")
+    )
+
+
 def test_a_checkpoint_of_an_earlier_run_does_not_count(tmp_path: Path, root: Path) -> None:
     """Training may have gone on from before it: what this run made of the step is another state."""
     for job_id, kind in (("0000abcd", "periodic"), ("0000abce", "last-words")):
@@ -282,21 +331,21 @@ class TestTwoNodes:
     def test_a_node_that_says_nothing_is_waited_for_half_of_the_time(
         self, tmp_path: Path, root: Path
     ) -> None:
-        with fake_rank.two_nodes(tmp_path, root, stage=0, deadline_seconds=4.0) as (first, second):
+        with fake_rank.two_nodes(tmp_path, root, stage=0, deadline_seconds=6.0) as (first, second):
             for job in (first, second):
                 job.write(4)
             second.stop_guardian()
             begun = time.monotonic()
             first.ranks[0].leave("exception", "boom")
             assert first.hear()[0]["tag"] == "global_step4"
-            assert 1.8 < time.monotonic() - begun < 4.5
+            assert 2.8 < time.monotonic() - begun < 6.0
             # It wakes too late: it finds the order, and writes nothing.
             second.continue_guardian()
             assert second.hear()[0]["tag"] == "global_step4"
         check_step(tmp_path, "global_step4", 4)
 
     def test_the_node_of_rank_0_is_lost(self, tmp_path: Path, root: Path) -> None:
-        with fake_rank.two_nodes(tmp_path, root, stage=0, deadline_seconds=4.0) as (first, second):
+        with fake_rank.two_nodes(tmp_path, root, stage=0, deadline_seconds=6.0) as (first, second):
             for job in (first, second):
                 job.write(4)
             os.kill(first.guardian[0], signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -44,7 +45,7 @@ class TestSurviving:
     def test_what_a_launcher_does_to_its_ranks(self, tmp_path: Path, root: Path, way: str) -> None:
         """`deepspeed` ends the descendants of each rank, torchrun its process group."""
         with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root, start=False) as job:
-            job.ranks[0].start()
+            assert job.ranks[0].start() is None
             job.start()
             job.write(3)
             rank = psutil.Process(job.ranks[0].process.pid)
@@ -57,7 +58,7 @@ class TestSurviving:
                     process.kill()
             assert job.ranks[1].hear(15)["tag"] == "global_step3"
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
     def test_it_is_deaf(self, tmp_path: Path, root: Path, number: signal.Signals) -> None:
         with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root) as job:
             os.kill(job.guardian[0], number)
@@ -152,6 +153,26 @@ class TestWatching:
             assert server.poll(5) == [Ended(3)]
         server.close()
 
+    def test_what_a_rank_said_last_is_heard_before_its_end(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root.mkdir()
+        server = Server(root / "socket")
+        with subprocess.Popen(["sleep", "60"]) as process:
+            server.watch(3, process.pid, ticks_of(process.pid))
+            client = GuardianClient(root / "socket")
+            client.send({"event": "hello", "rank": 3})
+            assert [*server.poll(5), *server.poll(0.2)] == [Said(3, {"event": "hello", "rank": 3})]
+            client.send({"event": "goodbye"})
+            process.kill()
+            process.wait()
+        real_select = server._selector.select
+        # The kernel promises no order.
+        monkeypatch.setattr(server._selector, "select", lambda timeout: real_select(timeout)[::-1])
+        assert server.poll(5) == [Said(3, {"event": "goodbye"}), Ended(3)]
+        client.close()
+        server.close()
+
     def test_what_is_not_understood_ends_nothing(self, tmp_path: Path, root: Path) -> None:
         with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root) as job:
             client = GuardianClient(job.arena.socket_path)
@@ -180,6 +201,18 @@ class TestStarting:
         with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root) as job:
             assert stat.S_IMODE(job.arena.socket_path.stat().st_mode) == 0o600
             assert stat.S_IMODE(job.arena.folder.stat().st_mode) == 0o700
+
+    def test_it_keeps_nothing_open_that_its_starter_had(self, tmp_path: Path, root: Path) -> None:
+        with fake_rank.FakeJob(fake_rank.job(tmp_path, JOB_ID), root, start=False) as job:
+            ours, theirs = os.pipe()
+            command = [sys.executable, "-m", "ds_toolkit.guardian", str(job.arena.folder)]
+            environment = {**os.environ, "PYTHONPATH": str(jobs.REPOSITORY)}
+            subprocess.run(command, pass_fds=[theirs], env=environment, check=True, timeout=30)
+            os.close(theirs)
+            assert select.select([ours], [], [], 5)[0]
+            assert os.read(ours, 1) == b""
+            os.close(ours)
+            assert job.arena.has_guardian()
 
     def test_an_arena_that_says_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(ToolkitError, match="cannot be started") as caught:
@@ -223,6 +256,7 @@ class TestCost:
                 job.ranks[0].kill()
                 fake_rank.await_end(*job.guardian)
                 lived.append(job.guardian)
+                assert not job.arena.folder.exists()
         assert not any(is_alive(*guardian) for guardian in lived)
         assert list(root.iterdir()) == []
         left = {path.name for path in tmp_path.iterdir()}

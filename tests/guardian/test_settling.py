@@ -38,17 +38,17 @@ def test_the_dead_are_not_waited_for(pair: list[tuple[fake_rank.Rank, LocalRank]
     for rank, known in pair:
         rank.begin(2)
         known.ended()
-    assert seconds(pair) < 0.1
+    assert seconds(pair) < 0.25
 
 
 def test_those_that_have_stopped_are_not_waited_for(pair: list[tuple[fake_rank.Rank, LocalRank]]) -> None:
     pair[0][0].phase("PARKED", 1)
     pair[1][0].page.leaving = Leaving.SIGNAL
-    assert seconds(pair) < 0.2
+    assert seconds(pair) < 0.28
 
 
 def test_those_that_are_blocked_are_seen_not_to_move(pair: list[tuple[fake_rank.Rank, LocalRank]]) -> None:
-    assert 0.3 < seconds(pair) < 0.8
+    assert 0.3 < seconds(pair) < 1.5
 
 
 def moving(rank: fake_rank.Rank, done: threading.Event) -> Callable[[], None]:
@@ -65,9 +65,10 @@ def test_one_that_goes_on_is_frozen_in_the_end(pair: list[tuple[fake_rank.Rank, 
     done = threading.Event()
     mover = threading.Thread(target=moving(pair[0][0], done))
     mover.start()
-    assert 0.9 < seconds(pair, at_most_seconds=1.0) < 1.5
+    waited = seconds(pair, at_most_seconds=1.0)
     done.set()
     mover.join()
+    assert 0.9 < waited < 1.9
 
 
 def test_a_slot_that_is_written_is_waited_for(pair: list[tuple[fake_rank.Rank, LocalRank]]) -> None:
@@ -75,7 +76,7 @@ def test_a_slot_that_is_written_is_waited_for(pair: list[tuple[fake_rank.Rank, L
     for rank, _ in pair:
         rank.phase("PARKED", 2)
     threading.Timer(0.7, pair[0][0].page.end_slot, [index]).start()
-    assert 0.6 < seconds(pair) < 1.2
+    assert 0.6 < seconds(pair) < 1.9
     assert pair[0][1].slots()[index].is_whole
 
 
