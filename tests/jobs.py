@@ -31,7 +31,10 @@ class Finished:
 
 
 class Job:
-    """A process and its descendants; leaving the block ends them all."""
+    """A process and its descendants; leaving the block ends them all.
+
+    What it prints goes to a pipe that `wait` reads, or to the file `log` if it is watched for a while.
+    """
 
     def __init__(
         self,
@@ -39,17 +42,20 @@ class Job:
         *,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        log: Path | None = None,
     ) -> None:
-        self.process = subprocess.Popen(
-            [os.fspath(part) for part in command],
-            env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **(environment or {})},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        self._log = log
+        with contextlib.ExitStack() as opened:
+            self.process = subprocess.Popen(
+                [os.fspath(part) for part in command],
+                env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **(environment or {})},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=opened.enter_context(log.open("wb")) if log else subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
 
     def __enter__(self) -> Job:
         return self
@@ -67,8 +73,13 @@ class Job:
         except subprocess.TimeoutExpired:
             self._kill_all()
             output, _ = self.process.communicate()
+            output = self.output() if self._log else output
             raise AssertionError(f"no end within {timeout_seconds} s\n{output[-6000:]}") from None
-        return Finished(self.process.returncode, output)
+        return Finished(self.process.returncode, self.output() if self._log else output)
+
+    def output(self) -> str:
+        """What it has printed to its log so far."""
+        return self._log.read_text(errors="replace") if self._log else ""
 
     def _kill_all(self) -> None:
         # torchrun gives each rank a session of its own: a process group would not hold them all.

@@ -1,0 +1,46 @@
+"""Ranks are ended from outside wherever it hurts, and the next job ends as if nothing had happened.
+
+A cross-section of what `make chaos` does in full; docs/chaos.csv has the rows that were recorded.
+"""
+
+from __future__ import annotations
+
+import killing
+import pytest
+
+CELLS = killing.cross_section(24)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[killing.Cell, killing.Row]:
+    """What came of each kill."""
+    root = tmp_path_factory.mktemp("kills")
+    return {
+        row.cell: row
+        for num_ranks in (2, 3)
+        for row in killing.Chain(root / str(num_ranks), num_ranks).run(
+            [cell for cell in CELLS if cell.num_ranks == num_ranks]
+        )
+    }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_killed_run_ends_as_the_undisturbed_one(
+    rows: dict[killing.Cell, killing.Row], cell: killing.Cell
+) -> None:
+    row = rows[cell]
+    assert row.failures == [], row
+    assert row.phase_seen
+    if cell.way in ("SIGKILL", "SIGSEGV", "exit") and cell.moment != "write":
+        # It died where it was seen: nothing of it has moved since.
+        assert row.phase_seen.startswith(row.phase_left), row
+
+
+def test_the_cross_section_is_wide() -> None:
+    assert len(set(CELLS)) == len(CELLS) >= 24
+    for name, values in killing.FACTORS.items():
+        assert {getattr(cell, name) for cell in CELLS} == set(values)
+    pairs = killing.all_pairs()
+    covered = set().union(*map(killing.pairs_of, CELLS))
+    assert len(covered) > 0.9 * len(pairs), f"{len(covered)} of {len(pairs)} pairs"
