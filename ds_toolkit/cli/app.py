@@ -31,6 +31,7 @@ _COMMANDS = {
     "inspect": ("inspect", "inspect"),
     "verify": ("verify", "verify"),
     "consolidate": ("consolidate", "consolidate"),
+    "run": ("run", "run"),
 }
 
 
