@@ -33,9 +33,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = plain_model.PlainModel()
-    engine, optimizer, _, _ = initialize(
-        args=arguments, model=model, model_parameters=model.parameters()
-    )
+    engine, optimizer, _, _ = initialize(args=arguments, model=model, model_parameters=model.parameters())
     assert optimizer is engine.optimizer
     generator = torch.Generator().manual_seed(engine.global_rank)
     first, losses = engine.global_steps, []
