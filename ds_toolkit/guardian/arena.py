@@ -30,6 +30,8 @@ from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 CONTENTS_NAME = "contents.json"
 _JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
 # Everybody may write there; a folder of our own within is made private, and checked to be ours.
+# unix(7): sun_path holds 108 bytes, the last of which is 0.
+_LONGEST_SOCKET_PATH = 107
 _TMPFS = Path("/dev/shm")  # noqa: S108
 
 
@@ -129,6 +131,10 @@ class Arena:
         """
         root = root or arena_root()
         folder = root / job.job_id
+        if len(os.fsencode(cls(folder).socket_path)) > _LONGEST_SOCKET_PATH:
+            raise ToolkitError(
+                "the arena's path is too long for a socket", where=folder, fix="choose a shorter one"
+            )
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if root.stat().st_uid != os.getuid() or root.is_symlink():

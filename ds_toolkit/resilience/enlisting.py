@@ -18,10 +18,10 @@ from deepspeed.utils import groups
 import ds_toolkit
 from ds_toolkit.checkpoint.commit import new_save_id
 from ds_toolkit.checkpoint.manifest import RunShape
-from ds_toolkit.config.guard_settings import GuardSettings
+from ds_toolkit.config.guard_settings import AUTO, GuardSettings
 from ds_toolkit.env.host_memory import free_memory_bytes
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.arena import Arena, Job, arena_root
 from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 from ds_toolkit.resilience import agreement
@@ -48,6 +48,19 @@ class Berth:
     is_first: bool
     keeps_model: bool
     shared_params: Mapping[str, str] | None
+
+
+def arena_roots(settings: GuardSettings) -> list[Path]:
+    """Where this user's arenas may lie on this node; the first is where a new one goes."""
+    in_memory = arena_root()
+    if settings.arena in (AUTO, "memory"):
+        return [in_memory]
+    return [Path(settings.arena) / in_memory.name, in_memory]
+
+
+def first_on_node() -> bool:
+    """Whether this rank is its node's first. Collective."""
+    return agreement.gather(_host()).index(_host()) == agreement.rank()
 
 
 def refuse_unfollowed(engine: Any) -> None:
@@ -161,7 +174,7 @@ def enter_arena(
     num_slots: int,
     settings: GuardSettings,
     broken: Collection[str],
-    root: Path | None = None,
+    root: Path,
 ) -> tuple[Arena, ControlBlock]:
     """Make this node's arena and this rank's page in it. Collective."""
     rank = agreement.rank()

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from ds_toolkit.resilience.hooks import EngineHooks
 from ds_toolkit.resilience.rank_state import Stateful, tracked_states
 from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
+from ds_toolkit.resilience.salvage import was_salvaged
 from ds_toolkit.resilience.save import SavedCheckpoint
 from ds_toolkit.resilience.tenancy import Tenancy
 from ds_toolkit.units import format_bytes, format_seconds
@@ -322,6 +324,8 @@ class CheckpointGuard:
             return None
         resume.check_shape(candidate, run_shape(self.engine))
         resumed = resume.load(self.engine, candidate, self._tracked)
+        if any(agreement.gather(was_salvaged(self.directory, self._tenancy.salvaged, candidate.tag))):
+            resumed = replace(resumed, kind="memory")
         self._committed_step = resumed.step
         self._has_resumed = True
         self._cadence.moved_to(resumed.step)

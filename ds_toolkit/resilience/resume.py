@@ -29,7 +29,9 @@ class Resumed:
     Attributes:
         tag: name of the checkpoint.
         step: optimizer steps that it holds.
-        kind: why it was written: `periodic`, or `deepspeed` if `engine.save_checkpoint` wrote it.
+        kind: why it was written: `periodic`; `last-words` because a rank died; `memory` out of the snapshots
+            of a run that died together with its guardian; `final` at an end without `close`; or `deepspeed`
+            if `engine.save_checkpoint` wrote it.
         client_state: what the `client_state` callable gave when it was saved.
     """
 

@@ -18,13 +18,14 @@ from typing import Any
 
 from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arena_root
+from ds_toolkit.guardian.arena import Arena
 from ds_toolkit.guardian.client import GuardianClient, GuardianGoneError, start_guardian
 from ds_toolkit.guardian.control import ControlBlock, Leaving, Phase
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import run_shape
 from ds_toolkit.resilience.enlisting import (
     Berth,
+    arena_roots,
     choose_num_slots,
     enter_arena,
     find_berth,
@@ -119,7 +120,8 @@ class Standby:
                 sum(storage.nbytes() for storage in part.storages) + len(part.data)
                 for part in collected.values()
             )
-            num_slots, loss = choose_num_slots(sharding, berth, slot_bytes, arena_root().parent)
+            root = arena_roots(settings)[0]
+            num_slots, loss = choose_num_slots(sharding, berth, slot_bytes, root.parent)
             if loss is not None:
                 on_rank_0(logging.WARNING, "snapshots: %s", loss)
             arena, control = enter_arena(
@@ -131,6 +133,7 @@ class Standby:
                 num_slots=num_slots,
                 settings=settings,
                 broken=broken,
+                root=root,
             )
             if agreement.rank() == 0:
                 shutil.copytree(scripts, arena.scripts_folder)

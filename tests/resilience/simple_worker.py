@@ -40,7 +40,12 @@ def main() -> None:
     if "--no-close" in sys.argv:
         sys.exit(0)
     guard.close()
-    report = {"resumed": resumed and resumed.step, "losses": losses, "fingerprint": fingerprint(engine)}
+    report = {
+        "resumed": resumed and resumed.step,
+        "kind": resumed and resumed.kind,
+        "losses": losses,
+        "fingerprint": fingerprint(engine),
+    }
     if deepspeed.comm.get_rank() == 0:
         print("\n" + json.dumps(report), flush=True)
     finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,41 +14,17 @@ from typing import Any
 import jobs
 import psutil
 import pytest
+from simple_runs import WORKER, arenas_of, report_of, whole_steps
 
 from ds_toolkit.checkpoint.manifest import Manifest
-from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.ownership import LOCK_NAME
-from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import arenas
 
-WORKER = Path(__file__).with_name("simple_worker.py")
 LAUNCHERS = {"torchrun": jobs.torchrun_command, "deepspeed": jobs.deepspeed_command}
-
-
-def report_of(finished: jobs.Finished) -> dict[str, Any]:
-    """The JSON line that the worker prints when it ends well."""
-    finished.check()
-    lines = [line for line in finished.output.splitlines() if line.startswith('{"resumed"')]
-    report: dict[str, Any] = json.loads(lines[-1])
-    return report
-
-
-def whole_steps(directory: Path) -> list[int]:
-    candidates, _ = survey(directory)
-    return [
-        candidate.step
-        for candidate in candidates
-        if candidate.manifest and not verify_crcs(candidate.folder, candidate.manifest.files)
-    ]
 
 
 def hidden(directory: Path) -> list[str]:
     """What is left behind there; the lock of a run that died stays, and keeps nobody out."""
     return [path.name for path in directory.glob(".*") if path.name != LOCK_NAME]
-
-
-def arenas_of(directory: Path) -> list[Path]:
-    return [arena.folder for arena in arenas() if arena.job().directory == directory]
 
 
 @pytest.fixture
