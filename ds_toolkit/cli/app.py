@@ -30,6 +30,7 @@ _COMMANDS = {
     "schema": ("schema", "schema"),
     "inspect": ("inspect", "inspect"),
     "verify": ("verify", "verify"),
+    "status": ("status", "status"),
     "consolidate": ("consolidate", "consolidate"),
     "run": ("run", "run"),
 }

@@ -148,7 +148,7 @@ MACHINE_READABLE = machine_readable(typer.main.get_command(make_app()))
 
 def test_the_commands_that_print_json_are_these() -> None:
     assert {" ".join(names) for names in MACHINE_READABLE} == {
-        *("gen-config", "gen-env", "lint", "consolidate", "inspect", "verify"),
+        *("gen-config", "gen-env", "lint", "consolidate", "inspect", "verify", "status"),
         *("plan memory", "plan comm", "plan interval", "plan batch"),
     }
 

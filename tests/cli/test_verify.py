@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -174,3 +175,17 @@ def test_neither_command_loads_torch_and_only_deep_loads_numpy(zoo: Path) -> Non
         )
         finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert finished.stdout.splitlines()[-1] == str(expected or set())
+
+
+def test_status_judges_what_deepspeed_alone_wrote_and_loads_neither_torch_nor_numpy(
+    zoo: Path, tmp_path: Path
+) -> None:
+    checkpoint = zoo / STAGE_1 / "checkpoints"
+    code = (
+        "import sys\nfrom ds_toolkit.cli.app import make_app\n"
+        f"make_app()(['status', {str(checkpoint)!r}, '--arena', {str(tmp_path)!r}], standalone_mode=False)\n"
+        "print({'torch', 'deepspeed', 'numpy'} & set(sys.modules))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.search(rf"{TAG} +3 +deepspeed .* as far as its shards tell", finished.stdout)
+    assert finished.stdout.splitlines()[-1] == "set()"
