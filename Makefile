@@ -99,7 +99,7 @@ test-consolidate: $(INSTALLED)
 
 .PHONY: test-resilience
 test-resilience: $(INSTALLED)
-	$(call part,resilience,$(PYTEST) tests/guardian tests/resilience)
+	$(call part,resilience,$(PYTEST) tests/guardian tests/resilience tests/integrations)
 
 .PHONY: test-quickstart
 test-quickstart: $(INSTALLED)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="What starts the job, and its arguments.")
+        list[str], typer.Argument(metavar="COMMAND...", help="What starts the job, and its arguments.")
     ],
     max_restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="How often it is started again at most.")
@@ -32,7 +32,7 @@ def run(
         bool, typer.Option("--json", help="Print a summary as JSON; the job's own output goes to stderr.")
     ] = False,
 ) -> None:
-    """Start a job, wait for its guardian, and start it again after a failure.
+    """Start a job, wait for its guardian, and start it again after a failure. Write `--` before the command.
 
     It stops when the job ends with 0, when the same step fails twice in the same way, after SIGTERM or SIGINT
     (passed on to the job), and when there are no restarts left. The exit code is that of the job. It may be

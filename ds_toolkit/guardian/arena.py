@@ -2,6 +2,7 @@
 
 <root>/<job id>/                 0700, on tmpfs
     job.json                     the job (`Job`): written once, by local rank 0, before the guardian starts
+    pid_namespace                in which the process ids hold
     guardian.json                process id of the guardian, and when it began
     guardian.sock, guardian.log
     scripts/                     what DeepSpeed lays beside its checkpoints
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +31,14 @@ from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 
 CONTENTS_NAME = "contents.json"
 _JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
-# Everybody may write there; a folder of our own within is made private, and checked to be ours.
+_NAMESPACE_NAME = "pid_namespace"
+# Within which the ranks of a job make their pages once its arena is there.
+_UNBORN_SECONDS = 300.0
+# How long the snapshots of a dead job wait for the next run of its directory.
+_KEPT_SECONDS = 24 * 3600.0
 # unix(7): sun_path holds 108 bytes, the last of which is 0.
 _LONGEST_SOCKET_PATH = 107
+# Everybody may write there; a folder of our own within is made private, and checked to be ours.
 _TMPFS = Path("/dev/shm")  # noqa: S108
 
 
@@ -141,6 +148,7 @@ class Arena:
                 raise ToolkitError("the place of snapshots belongs to somebody else", where=root)
             root.chmod(0o700)
             folder.mkdir(mode=0o700)
+            (folder / _NAMESPACE_NAME).write_text(_pid_namespace())
             _write_json(folder / _JOB_NAME, job.as_json())
         except OSError as error:
             raise ToolkitError("the arena cannot be made", where=folder, why=error.strerror) from error
@@ -209,17 +217,18 @@ class Arena:
         guardian = self.guardian()
         return guardian is not None and is_alive(*guardian)
 
-    def has_ranks(self) -> bool:
-        """Whether a rank whose page lies here lives."""
-        for folder in self.folder.glob("rank_*"):
-            # Without a page it has not begun, or is of another version: not to be told from a dead one.
-            with contextlib.suppress(ToolkitError):
-                page = ControlBlock(folder, writable=False)
-                process = page.process
-                page.close()
-                if is_alive(*process):
-                    return True
-        return False
+    def is_dead(self) -> bool:
+        """Whether its guardian and all its ranks have ended, as far as that can be seen from here.
+
+        Containers may share the place and not see each other's processes. An arena that has had no ranks for
+        a long while is dead, too.
+        """
+        if _text(self.folder / _NAMESPACE_NAME) != _pid_namespace() or self.has_guardian():
+            return False
+        folders = list(self.folder.glob("rank_*"))
+        if not folders:
+            return time.time() - self.birth_seconds > _UNBORN_SECONDS
+        return not any(_lives(folder) for folder in folders)
 
     def remove(self) -> None:
         """Free the memory; what is missing already is no error."""
@@ -256,6 +265,8 @@ def arenas(root: Path | None = None) -> Iterator[Arena]:
 def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
     """Free what dead jobs of a checkpoint directory hold on this node; a line for each.
 
+    Those of other directories may still be made checkpoints of by a run there, and have a day for it.
+
     For a run that owns the directory and has not made its own arena yet.
     """
     swept = []
@@ -263,11 +274,36 @@ def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
         try:
             is_ours = arena.job().directory.resolve() == directory.resolve()
         except ToolkitError:
-            continue
-        if is_ours and not arena.has_guardian() and not arena.has_ranks():
-            arena.remove()
-            swept.append(f"removed the snapshots of a job that has ended: {arena.folder}")
+            is_ours = False
+        with contextlib.suppress(OSError):
+            is_old = time.time() - arena.birth_seconds > _KEPT_SECONDS
+            if (is_ours or is_old) and arena.is_dead():
+                arena.remove()
+                swept.append(f"removed the snapshots of a job that has ended: {arena.folder}")
     return swept
+
+
+def _pid_namespace() -> str:
+    return os.fspath(Path("/proc/self/ns/pid").readlink())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _lives(rank_folder: Path) -> bool:
+    try:
+        page = ControlBlock(rank_folder, writable=False)
+    except ToolkitError:
+        # A rank that is about to make its page; the folder of one that died before that goes with the others.
+        return time.time() - rank_folder.stat().st_mtime < _UNBORN_SECONDS
+    try:
+        return is_alive(*page.process)
+    finally:
+        page.close()
 
 
 def _write_json(path: Path, data: object) -> None:

@@ -82,7 +82,8 @@ class LocalRank:
         """Its process is gone."""
         self.has_ended = True
         leaving = self.page.leaving if self.page else Leaving.NO
-        self.said_goodbye |= leaving is Leaving.GOODBYE
+        # It may have said it to a guardian before this one.
+        self.said_goodbye = self.said_goodbye or leaving is Leaving.GOODBYE
         if not self.said_goodbye:
             self.leaves(_LEAVING_WORDS.get(leaving, "died"), "")
 

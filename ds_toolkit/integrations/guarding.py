@@ -67,12 +67,12 @@ class Guards:
             guard.__exit__(type(error), error, error.__traceback__)
 
     def _attach(self, engine: Any) -> None:
-        from ds_toolkit.resilience.guard import CheckpointGuard
-        from ds_toolkit.resilience.reporting import on_rank_0
-
         if engine.basic_optimizer is None:
             # A reference model, or one for evaluation: it has nothing to save.
             return
+        from ds_toolkit.resilience.guard import CheckpointGuard
+        from ds_toolkit.resilience.reporting import on_rank_0
+
         number = len(self._guards) + 1
         directory = self._directory if number == 1 else self._directory / f"engine_{number}"
         guard = CheckpointGuard(engine, directory)

@@ -71,7 +71,7 @@ def why_not_again(attempts: Sequence[Attempt], max_restarts: int) -> str | None:
         at = "before its first checkpoint" if step is None else f"at step {step}"
         return f"it failed twice in the same way {at}, with exit code {last.exit_code}"
     if len(attempts) > max_restarts:
-        return f"{counted(max_restarts, 'restart')} are used up" if max_restarts else "no restart is allowed"
+        return f"there are no restarts left of {max_restarts}"
     return None
 
 

@@ -57,4 +57,4 @@ def _is_dead_job_of(arena: Arena, directory: Path) -> bool:
     except ToolkitError:
         return False
     same = job.directory.resolve() == directory.resolve()
-    return same and not arena.has_guardian() and not arena.has_ranks()
+    return same and arena.is_dead()

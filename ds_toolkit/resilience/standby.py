@@ -257,13 +257,16 @@ class Standby:
         """Say goodbye: nothing is to be written on account of this rank."""
         self.snapshots.close()
         self._control.leaving = Leaving.GOODBYE
-        if self._client is not None:
-            try:
+        try:
+            if self._client is None:
+                # A new one may have been started by another rank.
+                self._connect()
+            if self._client is not None:
                 self._client.send({"event": "goodbye"})
                 self._client.close()
-            except GuardianGoneError:
-                # It is not there to be said goodbye to.
-                self._arena.remove()
+        except GuardianGoneError:
+            # It is not there to be said goodbye to.
+            self._arena.remove()
 
     def _ask_for(self, request: SaveRequest) -> None:
         """In the copying thread, when the slot is whole."""

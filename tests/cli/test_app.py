@@ -127,7 +127,17 @@ def test_a_run_of_one_command_loads_no_other(tmp_path: Path) -> None:
 
 def test_the_help_names_all_commands() -> None:
     finished = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
-    for name in ("gen-config", "gen-env", "gen-launch", "plan", "lint", "explain", "schema", "consolidate"):
+    for name in (
+        "gen-config",
+        "gen-env",
+        "gen-launch",
+        "plan",
+        "lint",
+        "explain",
+        "schema",
+        "consolidate",
+        "run",
+    ):
         assert f"  {name}" in finished.stdout
 
 
@@ -148,7 +158,7 @@ MACHINE_READABLE = machine_readable(typer.main.get_command(make_app()))
 
 def test_the_commands_that_print_json_are_these() -> None:
     assert {" ".join(names) for names in MACHINE_READABLE} == {
-        *("gen-config", "gen-env", "lint", "consolidate", "inspect", "verify", "status"),
+        *("gen-config", "gen-env", "lint", "consolidate", "inspect", "verify", "status", "run"),
         *("plan memory", "plan comm", "plan interval", "plan batch"),
     }
 

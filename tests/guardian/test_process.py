@@ -267,6 +267,9 @@ class TestSweeping:
     def test_only_the_dead_of_this_directory(self, tmp_path: Path, root: Path) -> None:
         mine, other = tmp_path / "mine", tmp_path / "other"
         dead = Arena.create(fake_rank.job(mine, "0000dead"), root)
+        # No rank has come for longer than any takes to begin.
+        long_ago = time.time() - 301
+        os.utime(dead.folder / "job.json", (long_ago, long_ago))
         elsewhere = Arena.create(fake_rank.job(other, "0000e15e"), root)
         with (
             fake_rank.FakeJob(fake_rank.job(mine, "0000001f"), root, start=False) as ranks_alone,

@@ -1,6 +1,7 @@
 """A training script as people write it, which knows nothing of the toolkit.
 
-    plain_script.py --deepspeed_config FILE --steps N [--end return|destroy|exit0|exit3|raise]
+    plain_script.py --deepspeed_config FILE --steps N [--engines N] [--end return|destroy|exit3]
+                    [--step-seconds SECONDS]
 
 Prints `SEEN {...}` on rank 0: its arguments, how it was run, and the loss of every step.
 """
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--local_rank", type=int, default=None)
     parser.add_argument("--deepspeed_config")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--end", default="return")
     parser.add_argument("--step-seconds", type=float, default=0.0)
     arguments = parser.parse_args()
@@ -35,12 +37,19 @@ def main() -> None:
     model = plain_model.PlainModel()
     engine, optimizer, _, _ = initialize(args=arguments, model=model, model_parameters=model.parameters())
     assert optimizer is engine.optimizer
+    others = []
+    for _ in range(1, arguments.engines):
+        other_model = plain_model.PlainModel()
+        other, *_ = initialize(args=arguments, model=other_model, model_parameters=other_model.parameters())
+        others.append(other)
     generator = torch.Generator().manual_seed(engine.global_rank)
     first, losses = engine.global_steps, []
     while engine.global_steps < arguments.steps:
-        loss = engine(torch.randn(4, plain_model.WIDTH, generator=generator)).square().mean()
-        engine.backward(loss)
-        engine.step()
+        inputs = torch.randn(4, plain_model.WIDTH, generator=generator)
+        for trained in (engine, *others):
+            loss = trained(inputs).square().mean()
+            trained.backward(loss)
+            trained.step()
         losses.append(loss.item())
         time.sleep(arguments.step_seconds)
     if engine.global_rank == 0:
@@ -58,12 +67,8 @@ def main() -> None:
         print("\nSEEN " + json.dumps(seen), flush=True)
     if arguments.end == "destroy":
         distributed.destroy_process_group()
-    elif arguments.end == "exit0":
-        sys.exit(0)
     elif arguments.end == "exit3":
         sys.exit(3)
-    elif arguments.end == "raise":
-        raise RuntimeError("as the script would have it")
 
 
 if __name__ == "__main__":
