@@ -1,0 +1,58 @@
+"""Run alone: leaves in one of several ways, and writes what was heard of it to a file.
+
+departing_worker.py WAY FILE
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ds_toolkit.guardian.control import Leaving
+from ds_toolkit.resilience.departure import Departure
+
+
+def main() -> None:
+    way, file = sys.argv[1], Path(sys.argv[2])
+    if way == "own-handler":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+
+    def leave(why: Leaving, detail: str) -> None:
+        with file.open("a") as heard:
+            heard.write(f"{why.name} {detail} {threading.current_thread().name}\n")
+
+    departure = Departure(leave)
+    file.with_suffix(".ready").touch()
+    if way == "end":
+        return
+    if way == "exit":
+        sys.exit(3)
+    if way == "exception":
+        raise RuntimeError("CUDA error: an illegal memory access\nand more")
+    if way == "closed":
+        departure.close()
+        return
+    if way == "closed-then-signal":
+        departure.close()
+    if way == "forked-worker":
+        # A data loading worker, which outlives nothing and must not speak for the rank.
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        return
+    if way == "stuck":
+        # As in a collective: no bytecode of the main thread runs until this lock is released.
+        lock = threading.Lock()
+        lock.acquire()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        time.sleep(0)
+        lock.acquire(timeout=60)
+        return
+    time.sleep(60)
+
+
+main()

@@ -1,0 +1,52 @@
+"""Whatever ends a rank, short of a kill, is heard first; and what the program does itself stays its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+
+WORKER = Path(__file__).with_name("departing_worker.py")
+
+
+def leave(tmp_path: Path, way: str, sent: int | None = None) -> tuple[int, list[str]]:
+    """How it ended, and what was heard."""
+    heard = tmp_path / "heard"
+    with jobs.Job([sys.executable, WORKER, way, heard]) as job:
+        if sent is not None:
+            jobs.wait_until(heard.with_suffix(".ready").exists, 60, "the worker")
+            os.kill(job.process.pid, sent)
+        finished = job.wait(60)
+    return finished.exit_code, heard.read_text().splitlines() if heard.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("way", "exit_code", "heard"),
+    [
+        ("end", 0, ["END  MainThread"]),
+        ("exit", 3, ["END  MainThread"]),
+        ("exception", 1, ["EXCEPTION RuntimeError: CUDA error: an illegal memory access MainThread"]),
+        ("closed", 0, []),
+        ("forked-worker", 0, ["END  MainThread"]),
+    ],
+)
+def test_an_end_of_the_program(tmp_path: Path, way: str, exit_code: int, heard: list[str]) -> None:
+    assert leave(tmp_path, way) == (exit_code, heard)
+
+
+@pytest.mark.parametrize("way", ["idle", "stuck"])
+@pytest.mark.parametrize(("sent", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal(tmp_path: Path, way: str, sent: signal.Signals, exit_code: int) -> None:
+    assert leave(tmp_path, way, sent) == (exit_code, [f"SIGNAL {sent.name} ds_toolkit-signals"])
+
+
+def test_a_program_that_handles_the_signal_itself_is_left_alone(tmp_path: Path) -> None:
+    assert leave(tmp_path, "own-handler", signal.SIGTERM) == (7, ["END  MainThread"])
+
+
+def test_after_close_the_signal_is_what_it_was(tmp_path: Path) -> None:
+    assert leave(tmp_path, "closed-then-signal", signal.SIGTERM) == (-signal.SIGTERM, [])
