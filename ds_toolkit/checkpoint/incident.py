@@ -111,13 +111,17 @@ class Incident:
         return self.last_step is None or self.step >= self.last_step - 1
 
     @property
+    def what(self) -> str:
+        """Who ended, in words."""
+        return "; ".join(map(str, self.ended)) or "a rank of another node ended"
+
+    @property
     def when(self) -> datetime.datetime:
         """`happened_at` to reckon with."""
         return datetime.datetime.fromisoformat(self.happened_at)
 
     def __str__(self) -> str:
-        who = "; ".join(map(str, self.ended)) or "another node's rank ended"
-        return f"{self.happened_at} job {self.job_id}, node {self.node}: {who}. {self.why}"
+        return f"{self.happened_at} job {self.job_id}, node {self.node}: {self.what}. {self.why}"
 
     def write(self, directory: Path) -> Path:
         """Put it into the checkpoint directory, whole; where it lies.

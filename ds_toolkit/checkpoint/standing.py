@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ds_toolkit.checkpoint.manifest import WEIGHTS_ONLY, Manifest
 from ds_toolkit.checkpoint.newest import Candidate, survey
+from ds_toolkit.errors import ToolkitError
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def standing_of_tags(directory: Path) -> list[TagStanding]:
         TagStanding(
             tag=broken.tag,
             step=None,
-            kind=None,
+            kind=_kind(directory / broken.tag),
             created_at=_changed_at(directory / broken.tag),
             num_bytes=_size_bytes(directory / broken.tag),
             has_manifest=False,
@@ -65,8 +67,16 @@ def problems_of_tags(tags: Sequence[TagStanding]) -> Iterator[str]:
     if not any(tag.is_whole for tag in tags):
         yield "there is no whole checkpoint: a failure would cost all of the training"
     for tag in tags:
-        if not tag.is_whole:
+        # Weights without optimizer states are kept on purpose; that nothing resumes from them is no fault.
+        if not tag.is_whole and tag.kind != WEIGHTS_ONLY:
             yield f"{tag.tag} is not whole: {tag.why_broken}"
+
+
+def _kind(folder: Path) -> str | None:
+    try:
+        return Manifest.read(folder).kind
+    except ToolkitError:
+        return None
 
 
 def _whole(candidate: Candidate) -> TagStanding:

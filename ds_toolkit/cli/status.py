@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ds_toolkit.guardian.standing import JobStanding, Loss
 
 FINDINGS = 1
-_LEAST_WIDTH = 100
 
 
 class Happened(Protocol):
@@ -70,6 +69,7 @@ class _Run(NamedTuple):
 
 
 def _look(directory: Path, arena: Path | None) -> _Run:
+    from ds_toolkit.checkpoint.incident import incidents
     from ds_toolkit.checkpoint.standing import problems_of_tags, standing_of_tags
     from ds_toolkit.errors import ToolkitError
     from ds_toolkit.guardian.standing import loss_of_death, standing_of_jobs
@@ -85,14 +85,9 @@ def _look(directory: Path, arena: Path | None) -> _Run:
         tags=tags,
         newest=newest,
         jobs=[(job, loss_of_death(job, step) if job.is_running else None) for job in jobs],
-        incidents=incidents_of(directory),
+        incidents=incidents(directory),
         problems=[*problems_of_tags(tags), *(problem for job in jobs for problem in job.problems())],
     )
-
-
-def incidents_of(directory: Path) -> Sequence[Happened]:  # noqa: ARG001  (nobody writes any yet)
-    """The deaths that a directory keeps a record of, newest last."""
-    return ()
 
 
 def incidents_table(incidents: Sequence[Happened]) -> RenderableType:
@@ -119,7 +114,7 @@ def _print(run: _Run) -> None:
         if isinstance(block, str):
             out.print(printable(block), markup=False)
         else:
-            out.print(block, width=max(out.width, _LEAST_WIDTH))
+            out.print(block)
 
     if run.tags:
         show(_tags_table(run))
@@ -147,7 +142,7 @@ def _tags_table(run: _Run) -> RenderableType:
             tag.kind or "?",
             _age(tag, run.now),
             format_bytes(tag.num_bytes),
-            ("yes" if tag.has_manifest else "as far as its shards tell") if tag.is_whole else "NO",
+            ("yes" if tag.has_manifest else "by its shards") if tag.is_whole else "NO",
         )
         for tag in run.tags
     ]
@@ -199,7 +194,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
     from ds_toolkit.errors import printable
 
-    table = Table(*columns, box=box.SIMPLE, title=title, title_justify="left")
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for column in columns:
+        # Else what is long ends in dots where the terminal is narrow.
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from ds_toolkit.checkpoint.incident import Incident, RankEnd
 from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
-from ds_toolkit.cli import status
 from ds_toolkit.cli.app import make_app
 from ds_toolkit.guardian import arena as arena_module
 from ds_toolkit.guardian.arena import Arena, Job
@@ -393,7 +393,7 @@ def test_a_directory_without_a_whole_checkpoint_is_a_problem(directory: Path, ca
     (commit(directory, 5) / MODEL).write_bytes(b"cut")
     code, out = call()
     assert code == 1
-    assert re.search(r"global_step5 +\? +\? .* NO ", out)
+    assert re.search(r"global_step5 +\? +periodic .* NO ", out)
     assert "newest whole" not in out
     assert out.count("problem: ") == 2
     assert f"problem: global_step5 is not whole: {MODEL}: " in out
@@ -437,27 +437,31 @@ def test_names_are_printed_as_they_are(directory: Path, call: Call) -> None:
     assert "problem: [red]x is not whole" in out
 
 
-def test_incidents_have_a_row_each(directory: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass
-    class Death:
-        when: datetime
-        what: str
-        tag: str | None
+def test_a_long_name_is_whole_where_the_terminal_is_narrow(
+    directory: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = "x" * 150
+    folder = commit(directory, 5).rename(directory / tag)
+    (folder / MODEL).unlink()
+    monkeypatch.setenv("COLUMNS", "60")
+    table = call()[1].partition("no job")[0]
+    assert table.count("x") == len(tag)
 
-    east = timezone(timedelta(hours=2))
-    deaths = [
-        Death(datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc), "rank 1 died [SIGKILL]", "global_step7"),
-        Death(datetime(2026, 1, 3, 1, 0, 0, tzinfo=east), "rank 0 raised: ValueError", None),
-    ]
-    monkeypatch.setattr(status, "incidents_of", lambda folder: deaths if folder == directory else [])
+
+def test_incidents_have_a_row_each(directory: Path, call: Call) -> None:
+    for moment, end, tag in (
+        ("2026-01-02T03:04:05+00:00", RankEnd(1, 4711, "died", "[SIGKILL]"), "global_step7"),
+        ("2026-01-03T01:00:00+02:00", RankEnd(0, 4710, "exception", "ValueError"), None),
+    ):
+        Incident(moment, "0badcafe", 0, (end,), (), "complete", "", tag=tag).write(directory)
     commit(directory, 7)
     code, out = call()
     assert code == 0  # what is over is no problem
-    assert "2026-01-02 03:04:05 UTC rank 1 died [SIGKILL] global_step7" in flat(out)
-    assert "2026-01-02 23:00:00 UTC rank 0 raised: ValueError none" in flat(out)
+    assert "2026-01-02 03:04:05 UTC rank 1 (process 4711) died: [SIGKILL] global_step7" in flat(out)
+    assert "2026-01-02 23:00:00 UTC rank 0 (process 4710) raised: ValueError none" in flat(out)
     assert as_json(call)[1]["incidents"][0] == {
         "when": "2026-01-02T03:04:05+00:00",
-        "what": "rank 1 died [SIGKILL]",
+        "what": "rank 1 (process 4711) died: [SIGKILL]",
         "tag": "global_step7",
     }
 
