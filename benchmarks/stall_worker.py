@@ -9,6 +9,7 @@ every 10), `saves` (a snapshot and a save every 10 steps). Rank 0 writes `<direc
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -76,6 +77,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         (directory / "result.json").write_text(json.dumps(everybody))
     dist.barrier()
+    # Past the interpreter's own end, which may abort a run that is done.
+    os._exit(0)
 
 
 def new_engine(stage: int) -> Any:
