@@ -124,7 +124,7 @@ def measured_by(guard: CheckpointGuard) -> dict[str, Any]:
         times.append(time.perf_counter() - started)
     return {
         "stall_seconds": stalls[1:],
-        "first_stall_seconds": stalls[0],
+        "first_stall_seconds": stalls[0] if stalls else None,
         "state_bytes": sum(source.nbytes for source in sources),
         # The first touches pages that nobody has touched.
         "memcpy_seconds": statistics.median(times[1:]),
