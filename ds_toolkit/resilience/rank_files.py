@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from deepspeed.runtime.pipe.module import PipelineModule
 
 from ds_toolkit.guardian.pieces import PieceKind
@@ -20,18 +19,6 @@ from ds_toolkit.resilience.rank_state import (
 from ds_toolkit.resilience.recording import kind_of, record
 from ds_toolkit.resilience.save import checked_client_state
 from ds_toolkit.resilience.state_pickle import Pickled, StatePickler
-
-# Where DeepSpeed's optimizers keep what changes in `optimizer.step` alone. What is not found here is copied
-# before the training loop goes on, so a name that is missing costs time and no bit.
-_MASTER_WEIGHTS = (
-    "single_partition_of_fp32_groups",
-    "fp32_partitioned_groups_flat",
-    "fp32_groups_flat_partition",
-    "fp32_groups_flat",
-    "fp32_groups",
-    "fp16_partitioned_groups_flat",
-    "bit16_groups_flat",
-)
 
 
 class RankFiles:
@@ -90,39 +77,6 @@ class RankFiles:
         return {**states, "buffers": {name: buffer.detach() for name, buffer in buffers.items()}}
 
 
-def steady_storages(engine: Any) -> set[int]:
-    """Storages (their `_cdata`) that change in `optimizer.step` alone: trained weights and optimizer states.
-
-    Frozen weights are not among them: what follows the trained ones outside of the optimizer, such as an
-    average of them, looks the same.
-    """
-    tensors: list[torch.Tensor] = []
-    for parameter in engine.module.parameters():
-        if parameter.requires_grad:
-            tensors += [parameter.data, getattr(parameter, "ds_tensor", parameter.data)]
-    for optimizer in (engine.optimizer, getattr(engine.optimizer, "optimizer", None)):
-        for state in dict(getattr(optimizer, "state", None) or {}).values():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        for name in _MASTER_WEIGHTS:
-            tensors += _tensors(getattr(optimizer, name, None))
-    return {tensor.untyped_storage()._cdata for tensor in tensors}
-
-
-def frozen_storages(engine: Any) -> dict[int, torch.Tensor]:
-    """Weights that the optimizer does not train, by the `_cdata` of their storages."""
-    frozen = [parameter for parameter in engine.module.parameters() if not parameter.requires_grad]
-    tensors = [getattr(parameter, "ds_tensor", parameter) for parameter in frozen]
-    return {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
-
-
 def is_pipeline(engine: Any) -> bool:
     """Whether DeepSpeed writes a file for each layer."""
     return isinstance(engine.module, PipelineModule)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for inner in value for tensor in _tensors(inner)]
-    return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from ds_toolkit.guardian.arena import Arena, write_contents
 from ds_toolkit.guardian.arena import SlotFile as SlotEntry
 from ds_toolkit.guardian.control import ControlBlock, SlotState
 from ds_toolkit.resilience.copying_thread import Copy, CopyingThread, copy_all
-from ds_toolkit.resilience.rank_files import RankFiles, frozen_storages, steady_storages
-from ds_toolkit.resilience.slot_files import SlotFile, bytes_of
+from ds_toolkit.resilience.rank_files import RankFiles
+from ds_toolkit.resilience.slot_files import SlotFile
+from ds_toolkit.resilience.sources import FileSources, Sources
 from ds_toolkit.resilience.state_pickle import Pickled
 
 # Of a frozen weight, how many elements are looked at to see whether somebody has changed it by hand.
@@ -29,11 +30,22 @@ _NUM_SAMPLES = 256
 _NUM_STALLS = 100
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What is copied from a file's sources as long as they stay the same."""
+
+    version: int
+    later: list[Copy]
+    at_once: list[Copy]
+    frozen: dict[int, Copy]
+
+
 @dataclass
 class _Slot:
     """What lies in a slot: its files, and of frozen weights what they were when they were copied."""
 
     files: dict[str, SlotFile] = field(default_factory=dict)
+    plans: dict[str, _Plan] = field(default_factory=dict)
     frozen: dict[tuple[str, int], tuple[object, ...]] = field(default_factory=dict)
 
 
@@ -48,15 +60,12 @@ class Snapshots:
     """
 
     def __init__(self, engine: Any, files: RankFiles, arena: Arena, control: ControlBlock) -> None:
-        self._engine = engine
         self._files = files
         self._arena = arena
         self._control = control
         self._thread = CopyingThread()
         self._slots: dict[int, _Slot] = {}
-        self._sources: dict[str, list[torch.Tensor]] = {}
-        self._steady: set[int] = set()
-        self._frozen: dict[int, torch.Tensor] = {}
+        self._sources = Sources(engine)
         self.stall_seconds = 0.0
         self.stalls_seconds: deque[float] = deque(maxlen=_NUM_STALLS)
         self.num_taken = 0
@@ -100,7 +109,7 @@ class Snapshots:
         kinds = {self._files.kind_of(name) for name in pickled}
         self._control.begin_slot(index, step, kinds, wanted)
         self._fit(index, slot, pickled)
-        at_once, later = self._copies(slot, pickled)
+        at_once, later = self._copies(slot)
         copy_all(at_once)
         tails = [(slot.files[name], part.data) for name, part in pickled.items()]
 
@@ -148,62 +157,67 @@ class Snapshots:
 
     def _fit(self, index: int, slot: _Slot, pickled: dict[str, Pickled]) -> None:
         """Make the slot's files such as the state needs them."""
+        self._sources.refresh(pickled)
+        wanted = {
+            name: tuple(map(torch.UntypedStorage.nbytes, part.storages)) for name, part in pickled.items()
+        }
+        if wanted == {name: file.layout.storage_bytes for name, file in slot.files.items()}:
+            return
         folder = self._arena.slot_folder(self._control.rank, index)
         folder.mkdir(mode=0o700, exist_ok=True)
-        if any(part.is_new or name not in self._sources for name, part in pickled.items()):
-            self._steady, self._frozen = steady_storages(self._engine), frozen_storages(self._engine)
-        for name, part in pickled.items():
-            self._refresh_sources(name, part)
-            sizes = tuple(storage.nbytes() for storage in part.storages)
+        for name, sizes in wanted.items():
             file = slot.files.get(name)
             if file is None or file.layout.storage_bytes != sizes:
                 if file is not None:
                     file.close()
                 slot.frozen = {place: seen for place, seen in slot.frozen.items() if place[0] != name}
+                slot.plans.pop(name, None)
                 slot.files[name] = SlotFile(folder / name, sizes)
         for name in slot.files.keys() - pickled.keys():
             slot.files.pop(name).close()
+            slot.plans.pop(name, None)
             (folder / name).unlink()
         write_contents(folder, [SlotEntry(name, self._files.kind_of(name)) for name in pickled])
 
-    def _refresh_sources(self, name: str, part: Pickled) -> None:
-        sources = self._sources.get(name)
-        if sources is None or part.is_new or len(sources) != len(part.storages):
-            self._sources[name] = [bytes_of(storage) for storage in part.storages]
-            return
-        for key in part.replaced:
-            sources[key] = bytes_of(part.storages[key])
-
-    def _copies(self, slot: _Slot, pickled: dict[str, Pickled]) -> tuple[list[Copy], list[Copy]]:
+    def _copies(self, slot: _Slot) -> tuple[list[Copy], list[Copy]]:
         """What is copied at once, and what the thread copies."""
         at_once: list[Copy] = []
         later: list[Copy] = []
-        for name, part in pickled.items():
-            sources, places = self._sources[name], slot.files[name].places
-            for key, storage in enumerate(part.storages):
-                identity = storage._cdata
-                if identity in self._steady:
-                    later.append(Copy(sources[key], places[key]))
-                elif not self._is_there(slot, name, key, identity):
-                    at_once.append(Copy(sources[key], places[key]))
+        for name, file in slot.files.items():
+            sources = self._sources[name]
+            plan = slot.plans.get(name)
+            if plan is None or plan.version != sources.version:
+                plan = slot.plans[name] = _planned(sources, file.places)
+            later += plan.later
+            at_once += plan.at_once
+            for key, copy in plan.frozen.items():
+                seen = (sources.version, *_looks(sources.frozen[key]))
+                if slot.frozen.get((name, key)) != seen:
+                    slot.frozen[name, key] = seen
+                    at_once.append(copy)
         return at_once, later
 
-    def _is_there(self, slot: _Slot, name: str, key: int, identity: int) -> bool:
-        """Whether a frozen weight lies in the slot already, such as it is now."""
-        tensor = self._frozen.get(identity)
-        if tensor is None:
-            return False
-        seen = (identity, tensor._version, tuple(_samples(tensor)))
-        known = slot.frozen.get((name, key))
-        slot.frozen[name, key] = seen
-        return known == seen
+
+def _planned(sources: FileSources, places: list[torch.Tensor]) -> _Plan:
+    copies = {key: Copy(source, places[key]) for key, source in enumerate(sources.storages) if source.nbytes}
+    later = [copy for key, copy in copies.items() if key in sources.steady]
+    frozen = {
+        key: copy for key, copy in copies.items() if key in sources.frozen and key not in sources.steady
+    }
+    at_once = [
+        copy for key, copy in copies.items() if key not in sources.steady and key not in sources.frozen
+    ]
+    return _Plan(sources.version, later, at_once, frozen)
 
 
 def _worth(slot: SlotState) -> tuple[bool, int]:
     return slot.is_whole, slot.step
 
 
-def _samples(tensor: torch.Tensor) -> Iterable[object]:
-    # Writing through `.data` leaves no trace in the version; an average of the weights moves all elements.
+def _looks(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Tells whether somebody has changed a frozen weight.
+
+    Writing through `.data` leaves no trace in the version; an average of the weights moves all elements.
+    """
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
+    return tensor._version, *flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()

@@ -2,8 +2,8 @@
 
 A state is cut into pieces at its outer dicts, and each piece is pickled alone. Pickles that do not refer to
 each other may be joined, so a piece that did not change is used again as bytes: what costs 5 to 30 ms for 300
-parameters as a whole costs one or two. Whether a piece has changed is looked at every time, leaf by leaf;
-nothing is taken for constant.
+parameters as a whole costs less than one. Whether a piece has changed is looked at every time, leaf by leaf;
+nothing is taken for constant but what the caller says has not changed.
 
 Format: as `torch.save` (torch/serialization.py, `_save`): protocol 2, a storage is a persistent id
 `("storage", class, key, location, number of elements)`.
@@ -11,12 +11,11 @@ Format: as `torch.save` (torch/serialization.py, `_save`): protocol 2, a storage
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +23,10 @@ import torch
 from torch.serialization import location_tag
 
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.resilience.leaves import leaves
 
 _PROTOCOL = 2
 _HEAD, _STOP = b"\x80\x02", b"."
-_PLAIN = frozenset({str, int, float, bool, bytes, complex, type(None), torch.dtype, torch.device})
 _BEGIN_DICT = pickle.EMPTY_DICT + pickle.MARK
 
 Place = tuple[str, ...]
@@ -81,8 +80,12 @@ class StatePickler:
     def __init__(self) -> None:
         self._memory = _Memory()
 
-    def pickle(self, state: Mapping[str, Any]) -> Pickled:
+    def pickle(self, state: Mapping[str, Any], *, unchanged: Collection[str] = ()) -> Pickled:
         """The state as it is now.
+
+        Args:
+            state: the content of the file.
+            unchanged: keys of it under which all is as it was the last time.
 
         Raises:
             ToolkitError: something in it cannot be pickled; its place is named.
@@ -94,7 +97,7 @@ class StatePickler:
         if not is_new:
             self._memory.replaced.clear()
             try:
-                self._look_again(parts)
+                self._look_again(parts, unchanged)
             except _OtherStoragesError:
                 is_new = True
         if is_new:
@@ -108,21 +111,24 @@ class StatePickler:
         self._memory = memory = _Memory()
         for part in parts:
             if not isinstance(part, bytes):
-                memory.pieces[part[0]] = _pickled(*part, _leaves(part[1]), _FreshKeys(memory))
+                memory.pieces[part[0]] = _pickled(*part, leaves(part[1]), _FreshKeys(memory))
 
-    def _look_again(self, parts: list[_Part]) -> None:
+    def _look_again(self, parts: list[_Part], unchanged: Collection[str]) -> None:
         memory = self._memory
-        shared = Counter(key for piece in memory.pieces.values() for key in set(piece.keys))
+        num_users: Counter[int] | None = None
         for part in parts:
             if isinstance(part, bytes):
                 continue
             place, value = part
-            known, leaves = memory.pieces[place], _leaves(value)
-            if leaves is not None and leaves == known.leaves:
+            if place and place[0] in unchanged:
                 continue
-            own = [key for key in dict.fromkeys(known.keys) if shared[key] == 1]
-            keys = _KnownKeys(memory, own)
-            memory.pieces[place] = _pickled(place, value, leaves, keys)
+            known, seen = memory.pieces[place], leaves(value)
+            if seen is not None and seen == known.leaves:
+                continue
+            if known.keys and num_users is None:
+                num_users = Counter(key for piece in memory.pieces.values() for key in set(piece.keys))
+            own = [key for key in dict.fromkeys(known.keys) if num_users and num_users[key] == 1]
+            memory.pieces[place] = _pickled(place, value, seen, _KnownKeys(memory, own))
             if set(own) - set(memory.pieces[place].keys):
                 raise _OtherStoragesError
 
@@ -187,7 +193,7 @@ class _Pickler(pickle.Pickler):
         return ("storage", kind, str(key), location_tag(storage), num_elements)
 
 
-def _pickled(place: Place, value: Any, leaves: list[Any] | None, keys: _FreshKeys | _KnownKeys) -> _Piece:
+def _pickled(place: Place, value: Any, seen: list[Any] | None, keys: _FreshKeys | _KnownKeys) -> _Piece:
     out = io.BytesIO()
     pickler = _Pickler(out, keys)
     try:
@@ -201,7 +207,7 @@ def _pickled(place: Place, value: Any, leaves: list[Any] | None, keys: _FreshKey
             why=f"{type(error).__name__}: {error}",
             fix="keep out of client_state, and out of the module's extra state, what pickle cannot hold",
         ) from error
-    return _Piece(leaves, out.getvalue()[len(_HEAD) : -len(_STOP)], pickler.used)
+    return _Piece(seen, out.getvalue()[len(_HEAD) : -len(_STOP)], pickler.used)
 
 
 def _parts(state: Mapping[str, Any], place: Place) -> Iterator[_Part]:
@@ -216,30 +222,3 @@ def _parts(state: Mapping[str, Any], place: Place) -> Iterator[_Part]:
         else:
             yield (*place, key), value
     yield pickle.SETITEMS
-
-
-def _leaves(value: Any) -> list[Any] | None:
-    """All that tells two states of a value apart, flat; None if there is something in it that does not."""
-    leaves: list[Any] = []
-    return leaves if _collect(value, leaves) else None
-
-
-def _collect(value: Any, leaves: list[Any]) -> bool:
-    kind = type(value)
-    leaves.append(kind)
-    if isinstance(value, torch.Tensor):
-        # Of a tensor that keeps its place, the content goes into the file by itself.
-        leaves += (value.data_ptr(), value.shape, value.stride(), value.dtype, value.requires_grad)
-        return value.layout is torch.strided and not value.is_quantized
-    if kind in _PLAIN:
-        leaves.append(value)
-        return True
-    if isinstance(value, dict):
-        leaves.append(len(value))
-        return all(_collect(key, leaves) and _collect(inner, leaves) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        leaves.append(len(value))
-        return all(_collect(inner, leaves) for inner in value)
-    if dataclasses.is_dataclass(value):
-        return all(_collect(inner, leaves) for inner in vars(value).values())
-    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import enum
 import io
 import zlib
 from collections import OrderedDict
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from ds_toolkit.checkpoint.archive_layout import ArchiveLayout
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.resilience.leaves import leaves
 from ds_toolkit.resilience.slot_files import bytes_of
 from ds_toolkit.resilience.state_pickle import Pickled, StatePickler
 
@@ -133,6 +136,62 @@ def test_numbers_of_other_types_are_told_apart() -> None:
     pickler = StatePickler()
     datas = {pickler.pickle({"value": value}).data for value in (1, 1.0, True)}
     assert len(datas) == 3
+    assert pickler.pickle({"value": 0.0}).data != pickler.pickle({"value": -0.0}).data
+    assert pickler.pickle({"value": {"a": [True]}}).data != pickler.pickle({"value": {"a": [1]}}).data
+    assert pickler.pickle({"value": {1: None}}).data != pickler.pickle({"value": {True: None}}).data
+
+
+class Mode(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+def looped(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"depth": depth}
+    inner["again"] = [inner]
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("value", "changed", "is_told_apart"),
+    [
+        (Fragment(1), Fragment(2), True),
+        (Mode.ONE, Mode.TWO, True),
+        (torch.Size((2, 3)), (2, 3), True),
+        ([torch.Size((2, 3))], [torch.Size((3, 2))], True),
+        (torch.nn.BatchNorm1d(2).state_dict(), torch.nn.Linear(2, 2).state_dict(), True),
+        (complex(1, 0.0), complex(1, -0.0), True),
+        ({"deep": {0: [(1, 2)]}}, {"deep": {0: [(1, 3)]}}, True),
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), False),
+        (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse(), False),
+        ({0.5: 1}, {-0.5: 1}, False),
+        (looped(1), looped(2), False),
+    ],
+)
+def test_leaves_tell_states_apart_or_say_that_they_do_not(
+    value: Any, changed: Any, is_told_apart: bool
+) -> None:
+    if is_told_apart:
+        assert leaves(value) == leaves(copy.deepcopy(value)) or isinstance(value, dict)
+        assert leaves(value) != leaves(changed)
+    else:
+        assert leaves(value) is None
+
+
+def test_a_layer_of_another_version_is_told_apart() -> None:
+    layer = torch.nn.BatchNorm1d(2).state_dict()
+    before = leaves(layer)
+    assert leaves(layer) == before
+    layer._metadata[""]["version"] = 3  # type: ignore[attr-defined]
+    assert leaves(layer) != before
+
+
+def test_what_is_said_to_be_unchanged_is_not_looked_at() -> None:
+    pickler, value = StatePickler(), state()
+    first = pickler.pickle(value).data
+    value["fragments"][0]["a"] = Fragment(4)
+    assert pickler.pickle(value, unchanged={"fragments"}).data == first
+    assert pickler.pickle(value).data != first
 
 
 def test_a_dict_of_another_kind_stays_one(tmp_path: Path) -> None:
