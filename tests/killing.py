@@ -38,6 +38,8 @@ _SAVE_EVERY = 3
 _NEVER = 1000
 _PHASES = {"data": Phase.DATA, "forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.STEP}
 _EXIT_SIGNAL, _RAISE_SIGNAL = signal.SIGRTMIN, signal.SIGRTMIN + 1
+# Sums of the last bit are the same from run to run only if the library of matrix products is told so.
+_REPRODUCIBLE = {"MKL_CBWR": "COMPATIBLE"}
 _START_SECONDS, _END_SECONDS = 120.0, 90.0
 
 
@@ -343,7 +345,7 @@ class Chain:
         orders_file.write_text(json.dumps([dataclasses.asdict(order) for order in orders]))
         command = LAUNCHERS[launcher](WORKER, orders_file, num_ranks=self._num_ranks)
         log = self._folder / f"job_{self._num_jobs}.log"
-        with jobs.Job(command, log=log) as job:
+        with jobs.Job(command, log=log, environment=_REPRODUCIBLE) as job:
             if cell is None or first is None:
                 job.wait(_START_SECONDS + len(orders) * _END_SECONDS).check()
                 return None

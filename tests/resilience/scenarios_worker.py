@@ -1,22 +1,13 @@
-"""Run under torchrun: every scenario of the guard in one process group, each judged on its own.
-
-A scenario is a function with a docstring; it gets an empty directory shared by the ranks. Results go to
-`<root>/results_rank<R>.json`: None, or the traceback.
-"""
+"""Run under torchrun: the guard's scenarios with synchronous saves (tests/resilience/scenario.py)."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import http
-import json
-import logging
 import resource
 import shutil
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,60 +16,19 @@ import deepspeed
 import deepspeed.comm as dist
 import torch
 import training
-from training import fingerprint, finish, new_engine, new_sampler, start, train_until
+from scenario import on_rank_0, refused, run_all, said, scenario
+from training import fingerprint, new_engine, new_sampler, train_until
 
-from ds_toolkit import CheckpointGuard, GuardSettings, ToolkitError
+from ds_toolkit import CheckpointGuard, GuardSettings
 from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.resilience.cadence import AutoInterval
 from ds_toolkit.resilience.rank_state import random_states, restore_random_states
-
-SCENARIOS: dict[str, Callable[[Path], None]] = {}
 
 
 def ds_config(stage: int, precision: str, **more: Any) -> dict[str, object]:
     """Saves are synchronous here; those that the guardian writes have a worker of their own."""
     section = {"snapshot_every": 0, **more.pop("ds_toolkit", {})}
     return training.ds_config(stage, precision, ds_toolkit=section, **more)
-
-
-def scenario(function: Callable[[Path], None]) -> Callable[[Path], None]:
-    SCENARIOS[function.__name__] = function
-    return function
-
-
-@contextlib.contextmanager
-def refused(*words: str) -> Iterator[list[ToolkitError]]:
-    """The block must raise a ToolkitError whose text has all these words."""
-    caught: list[ToolkitError] = []
-    try:
-        yield caught
-    except ToolkitError as error:
-        caught.append(error)
-        missing = [word for word in words if word not in str(error)]
-        assert not missing, f"{missing} not in:\n{error}"
-    else:
-        raise AssertionError(f"nothing was refused, expected: {words}")
-
-
-@contextlib.contextmanager
-def said() -> Iterator[list[str]]:
-    """What the logger of the toolkit says inside the block."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("ds_toolkit").addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logging.getLogger("ds_toolkit").removeHandler(handler)
-
-
-def on_rank_0(action: Callable[[], Any]) -> None:
-    """Change files while nobody looks."""
-    dist.barrier()
-    if dist.get_rank() == 0:
-        action()
-    dist.barrier()
 
 
 def tags(directory: Path) -> list[str]:
@@ -761,28 +711,5 @@ def a_pipeline_is_saved_and_resumed(directory: Path) -> None:
     assert first + rest == straight
 
 
-def main() -> None:
-    root = Path(sys.argv[1])
-    start()
-    # Loud lines of many scenarios tell nothing.
-    logging.getLogger("ds_toolkit").addHandler(logging.NullHandler())
-    logging.getLogger("ds_toolkit").setLevel(logging.INFO)
-    chosen = sys.argv[2:] or list(SCENARIOS)
-    results: dict[str, str | None] = {}
-    for name in chosen:
-        try:
-            SCENARIOS[name](root / name)
-            results[name] = None
-        except Exception:
-            results[name] = traceback.format_exc()
-            # At once: the other rank may wait for this one until the job is ended.
-            print(f"{name} failed on rank {dist.get_rank()}\n{results[name]}", file=sys.stderr, flush=True)
-        # A scenario that failed on one rank must not drag the others along.
-        failed = torch.tensor([results[name] is not None], dtype=torch.int32)
-        dist.all_reduce(failed)
-        (root / f"results_rank{dist.get_rank()}.json").write_text(json.dumps(results))
-    finish()
-
-
 if __name__ == "__main__":
-    main()
+    run_all()
