@@ -114,7 +114,7 @@ def measured_by(guard: CheckpointGuard) -> dict[str, Any]:
     assert background is not None
     snapshots = background._standby.snapshots
     stalls = list(snapshots.stalls_seconds)
-    sources = [source for each in snapshots._sources.values() for source in each]
+    sources = [storage for file in snapshots._sources._files.values() for storage in file.storages]
     targets = [torch.empty_like(source) for source in sources]
     times = []
     for _ in range(6):

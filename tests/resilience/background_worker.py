@@ -219,6 +219,7 @@ def micro_steps_are_not_counted_as_steps(directory: Path) -> None:
     assert sorted(slot.step for slot in slots) == [1, 2, 3]
     assert sum(slot.sequence for slot in slots) == 2 * 3
     assert run.page.step == 3
+    run.settle()
     assert Manifest.read(directory / "global_step2").step == 2
     inputs, targets = run.sampler.draw(torch.float32)
     run.engine.backward(torch.nn.functional.mse_loss(run.engine(inputs), targets))
