@@ -102,6 +102,10 @@ test-consolidate: $(INSTALLED)
 test-resilience: $(INSTALLED)
 	$(call part,resilience,$(PYTEST) tests/guardian tests/resilience tests/integrations)
 
+.PHONY: chaos
+chaos: $(INSTALLED) ## kill jobs in every way, rows go to docs/chaos.csv: SHARD=k/n (hours; ends and continues at will)
+	$(BIN)/python tests/chaos.py --shard "$(or $(SHARD),1/1)" --minutes "$(or $(MINUTES),inf)"
+
 .PHONY: test-quickstart
 test-quickstart: $(INSTALLED)
 	$(call part,quickstart,$(PYTEST) tests/examples)

@@ -2,13 +2,15 @@
 
     fake_job.py DIRECTORY STEP
 
-The rank fills a slot of the step, and dies by SIGKILL a second later.
+The rank fills a slot of the step and dies by SIGKILL a second later. Its guardian, stopped by then, begins
+its last words another second later.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -25,4 +27,10 @@ rank.connect()
 rank.write(int(sys.argv[2]))
 # Long enough to be seen from outside.
 time.sleep(1)
+guardian = arena.guardian()
+assert guardian is not None
+os.kill(guardian[0], signal.SIGSTOP)
+# No variable marks it as a part of the job.
+later = ["/bin/sh", "-c", f"sleep 1; kill -CONT {guardian[0]}"]
+subprocess.Popen(later, env={}, start_new_session=True)
 os.kill(os.getpid(), signal.SIGKILL)

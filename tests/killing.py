@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -38,8 +40,6 @@ _SAVE_EVERY = 3
 _NEVER = 1000
 _PHASES = {"data": Phase.DATA, "forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.STEP}
 _EXIT_SIGNAL, _RAISE_SIGNAL = signal.SIGRTMIN, signal.SIGRTMIN + 1
-# Sums of the last bit are the same from run to run only if the library of matrix products is told so.
-_REPRODUCIBLE = {"MKL_CBWR": "COMPATIBLE"}
 _START_SECONDS, _END_SECONDS = 120.0, 90.0
 
 
@@ -79,11 +79,13 @@ class Cell:
     Attributes:
         stage: of ZeRO.
         precision: fp32 or bf16.
-        victim: `first`, `last` or `middle` rank; `all` for SIGTERM.
-        moment: where the victim is.
+        victim: `first`, `last` or `middle` rank, whose place is looked at also where all are told to end; of
+            random kills also `guardian`, `launcher` and `both` (the guardian and the last rank).
+        moment: where the victim is; `random` for any moment.
         way: how it ends.
         launcher: of the job that is killed.
         accumulation: micro-steps of an optimizer step.
+        serial: number of a random kill; 0 for one of the matrix.
     """
 
     stage: int
@@ -93,9 +95,11 @@ class Cell:
     way: str
     launcher: str = "torchrun"
     accumulation: int = 2
+    serial: int = 0
 
     def __str__(self) -> str:
-        return f"stage{self.stage}-{self.precision}-{self.victim}-{self.moment}-{self.way}-{self.launcher}"
+        words = (f"stage{self.stage}", self.precision, self.victim, self.moment, self.way, self.launcher)
+        return "-".join([*words, *([str(self.serial)] if self.serial else [])])
 
     @property
     def num_ranks(self) -> int:
@@ -105,12 +109,12 @@ class Cell:
     @property
     def rank(self) -> int:
         """The victim's rank."""
-        return {"first": 0, "middle": 1, "last": self.num_ranks - 1}[self.victim]
+        return {"first": 0, "middle": 1}.get(self.victim, self.num_ranks - 1)
 
     @property
     def save_every(self) -> int:
         """Steps between periodic checkpoints; most cells have none: nothing but last words can serve."""
-        return _SAVE_EVERY if self.moment == "write" else _NEVER
+        return _SAVE_EVERY if self.moment in ("write", "random") else _NEVER
 
     @property
     def layout(self) -> tuple[int, str, int]:
@@ -128,7 +132,9 @@ class Row:
             its slots or of the checkpoint where that was the moment.
         phase_left: what stood in its page when it was gone.
         last_step: the newest step that every rank had done when the kill was sent.
+        committed_step: the newest periodic checkpoint at that moment; 0 if there was none.
         resumed_step: from which the new job went on.
+        went_on: whether the job came to its end in spite of the kill, so that nothing had to be resumed.
         undisturbed_sha256: final weights of the run that nobody disturbed.
         resumed_sha256: final weights of the run that was killed and resumed.
         same_losses: whether all losses since the resume are those of the undisturbed run, bit for bit.
@@ -141,9 +147,11 @@ class Row:
     phase_seen: str = ""
     phase_left: str = ""
     last_step: int = 0
+    committed_step: int = 0
     resumed_step: int | None = None
     undisturbed_sha256: str = ""
     resumed_sha256: str = ""
+    went_on: bool = False
     same_losses: bool = False
     outcome: str = ""
     failures: list[str] = field(default_factory=list)
@@ -153,10 +161,15 @@ class Row:
         """Say what is wrong with it."""
         cell = self.cell
         if self.resumed_step is None:
-            self.failures.append("the new job did not come to its end, or had nothing to resume from")
+            self.failures.append("the new job did not come to its end")
             return
         at_least = self.last_step - (0 if cell.way in ("exception", "SIGTERM") else 1)
-        if self.resumed_step < at_least:
+        if cell.victim == "both":
+            # Nobody was there to speak last words: the newest periodic checkpoint serves.
+            at_least = self.committed_step
+        if cell.victim == "guardian" and not self.went_on:
+            self.failures.append("training did not go on")
+        if self.resumed_step < at_least and not self.went_on:
             self.failures.append(f"resumed from step {self.resumed_step}: {at_least} was to be had")
         if not self.same_losses:
             self.failures.append("the losses are not those of the undisturbed run")
@@ -224,6 +237,18 @@ class Watched:
         """The newest step that every rank has done."""
         return min(page.step for page in self.pages)
 
+    @property
+    def committed_step(self) -> int:
+        """The newest checkpoint on disk."""
+        manifests = self.arena.job().directory.glob("*/manifest.json")
+        return max((int(json.loads(path.read_text())["step"]) for path in manifests), default=0)
+
+    def await_end(self, timeout_seconds: float) -> None:
+        """Wait for the ranks, which may outlive their launcher."""
+        for page in self.pages:
+            process = page.process
+            jobs.wait_until(lambda process=process: not is_alive(*process), timeout_seconds, "a rank's end")
+
     def place(self, rank: int) -> str:
         """Where a rank is, in words."""
         page = self.pages[rank]
@@ -258,6 +283,11 @@ def kill_at_the_moment(watched: Watched, cell: Cell, at_step: int) -> Row:
     row = Row(cell)
     page = watched.pages[cell.rank]
     pid, _ = page.process
+    if cell.moment == "random":
+        chooser = random.Random(cell.serial)
+        while page.step < at_step and watched.job.process.poll() is None:
+            time.sleep(0.0002)
+        time.sleep(chooser.random() * 0.25)
     while True:
         assert watched.job.process.poll() is None, "the job ended before it could be killed"
         assert page.step < STEPS, f"the moment {cell.moment} was not seen"
@@ -271,6 +301,7 @@ def kill_at_the_moment(watched: Watched, cell: Cell, at_step: int) -> Row:
             break
         os.kill(pid, signal.SIGCONT)
     row.phase_seen, row.last_step = f"{watched.place(cell.rank)}{seen}".strip(), watched.last_step
+    row.committed_step = watched.committed_step
     _end(watched, cell, pid)
     return row
 
@@ -284,11 +315,19 @@ def _seen(watched: Watched, cell: Cell) -> str:
     if cell.moment == "write":
         tags = watched.written_tags()
         return f", the guardian writing {tags[0]}" if tags else ""
-    return " " if page.phase is _PHASES[cell.moment] else ""
+    return " " if cell.moment == "random" or page.phase is _PHASES[cell.moment] else ""
 
 
 def _end(watched: Watched, cell: Cell, pid: int) -> None:
-    if cell.way == "SIGTERM":
+    if cell.victim in ("guardian", "both"):
+        guardian = watched.arena.guardian()
+        assert guardian is not None
+        os.kill(guardian[0], signal.SIGKILL)
+    if cell.victim == "launcher":
+        watched.job.process.kill()
+    elif cell.victim == "guardian":
+        pass
+    elif cell.way == "SIGTERM":
         ranks = [page.process[0] for page in watched.pages]
         for process in (*ranks, watched.job.process.pid):
             os.kill(process, signal.SIGTERM)
@@ -316,23 +355,22 @@ class Chain:
         new = [cell for cell in cells if cell.layout not in self._undisturbed]
         orders = [self._undisturbed_order(layout) for layout in dict.fromkeys(cell.layout for cell in new)]
         for cell in [*cells, None]:
-            resuming = waiting
+            resuming, waiting = waiting, None
             first = None if cell is None else self._first_order(cell)
             launcher = cell.launcher if cell else (resuming[0].cell.launcher if resuming else "torchrun")
-            if resuming:
+            if resuming and not resuming[0].went_on:
                 orders.append(resuming[1])
-            if first is not None:
-                orders.append(first)
-            try:
-                waiting = self._run_job(launcher, orders, cell, first)
-            except AssertionError as error:
-                # The predecessor's resume has failed, or this cell was never reached: it is tried by itself.
-                print(f"{cell}: {error}", flush=True)
-                waiting = None
-                if cell is not None and first is not None:
-                    row = Row(cell)
-                    row.failures.append(str(error)[-3000:])
-                    yield row
+            for attempt in (1, 2):
+                try:
+                    if orders or first:
+                        waiting = self._run_job(launcher, [*orders, *([first] if first else [])], cell, first)
+                    break
+                except AssertionError as error:
+                    # It was the resume that failed, which its row will say, or the moment was not met.
+                    print(f"{cell}: {error}", flush=True)
+                    orders = []
+                    if attempt == 2 and cell is not None:
+                        yield Row(cell, failures=[str(error)[-2000:]])
             orders = []
             if resuming:
                 yield self._judged(*resuming)
@@ -345,7 +383,7 @@ class Chain:
         orders_file.write_text(json.dumps([dataclasses.asdict(order) for order in orders]))
         command = LAUNCHERS[launcher](WORKER, orders_file, num_ranks=self._num_ranks)
         log = self._folder / f"job_{self._num_jobs}.log"
-        with jobs.Job(command, log=log, environment=_REPRODUCIBLE) as job:
+        with jobs.Job(command, log=log) as job:
             if cell is None or first is None:
                 job.wait(_START_SECONDS + len(orders) * _END_SECONDS).check()
                 return None
@@ -354,32 +392,43 @@ class Chain:
             watched = Watched(job, arena, self._num_ranks)
             row = kill_at_the_moment(watched, cell, self._random.randint(2, STEPS - 3))
             killed = time.monotonic()
-            assert job.wait(_END_SECONDS).exit_code != 0, "the job took no notice of the kill"
-            await_gone(arena, _END_SECONDS)
+            job.wait(_END_SECONDS)
+            watched.await_end(_END_SECONDS)
+            row.went_on = all(_path(Path(first.result), rank).exists() for rank in range(self._num_ranks))
+            if cell.victim != "both":
+                await_gone(arena, _END_SECONDS)
             row.seconds = time.monotonic() - killed
             row.phase_left = watched.place(cell.rank)
         row.outcome = "; ".join(incident.outcome for incident in incidents(Path(first.directory)))
+        if row.went_on:
+            if cell.victim not in ("guardian", "launcher"):
+                row.failures.append("the job took no notice of the kill")
+            return row, first
         result = f"{first.result}_resumed"
-        return row, dataclasses.replace(first, seed=99, result=result, save_every=_NEVER)
+        # Another seed: all that counts must come from the checkpoint. Where there may be none, it cannot.
+        seed = 0 if cell.victim == "both" else 99
+        return row, dataclasses.replace(first, seed=seed, result=result, save_every=_NEVER)
 
     def _judged(self, row: Row, order: Order) -> Row:
-        reference = self._undisturbed[row.cell.layout]
         with contextlib.suppress(OSError):
-            all_same = True
-            for rank in range(self._num_ranks):
-                resumed, undisturbed = _read(Path(order.result), rank), _read(reference, rank)
-                row.resumed_step = resumed["resumed"] or 0
-                num_losses = (STEPS - row.resumed_step) * row.cell.accumulation
-                all_same &= resumed["losses"] == undisturbed["losses"][-num_losses:]
-                row.resumed_sha256, row.undisturbed_sha256 = (
-                    resumed["fingerprint"],
-                    undisturbed["fingerprint"],
-                )
-                if row.resumed_sha256 != row.undisturbed_sha256:
-                    break
-            row.same_losses = all_same
+            resumed = self._results(Path(order.result))
+            row.resumed_step = resumed[0]["resumed"] or 0
+            row.resumed_sha256 = _sha256(resumed)
+            undisturbed = self._results(self._undisturbed[row.cell.layout])
+            row.undisturbed_sha256 = _sha256(undisturbed)
+            num_losses = (STEPS - row.resumed_step) * row.cell.accumulation
+            row.same_losses = all(
+                one["losses"] == other["losses"][-num_losses:]
+                for one, other in zip(resumed, undisturbed, strict=True)
+            )
         row.judge()
+        if not row.failures:
+            assert order.directory is not None
+            shutil.rmtree(order.directory)
         return row
+
+    def _results(self, path: Path) -> list[Any]:
+        return [json.loads(_path(path, rank).read_text()) for rank in range(self._num_ranks)]
 
     def _undisturbed_order(self, layout: tuple[int, str, int]) -> Order:
         stage, precision, accumulation = layout
@@ -402,8 +451,13 @@ class Chain:
         )
 
 
-def _read(result: Path, rank: int) -> Any:
-    return json.loads(Path(f"{result}_rank{rank}.json").read_text())
+def _path(result: Path, rank: int) -> Path:
+    return Path(f"{result}_rank{rank}.json")
+
+
+def _sha256(results: list[Any]) -> str:
+    """Over the final weights, moments and buffers of all ranks."""
+    return hashlib.sha256("".join(result["fingerprint"] for result in results).encode()).hexdigest()
 
 
 def await_arena(job: jobs.Job, directory: Path, timeout_seconds: float) -> Arena:

@@ -32,57 +32,24 @@ class Departure:
 
     def __init__(self, leave: Leave) -> None:
         """Listen from now on. Signals can be heard only if this is called in the main thread."""
-        self._leave = leave
+        self.leave = leave
         self._failure: str | None = None
-        self._old_handlers: dict[signal.Signals, object] = {}
-        self._old_wakeup = -1
-        self._reader, self._writer = socket.socketpair()
         self._excepthook = sys.excepthook
         sys.excepthook = self._note_failure
         atexit.register(self._at_exit)
-        if threading.current_thread() is threading.main_thread():
-            self._listen()
+        _ears.open(self)
 
     @property
     def heard(self) -> tuple[str, ...]:
         """Names of the signals that are listened to."""
-        return tuple(heard.name for heard in self._old_handlers)
+        return _ears.heard
 
     def close(self) -> None:
         """Listen no more."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._note_failure:
             sys.excepthook = self._excepthook
-        if self._old_handlers and threading.current_thread() is threading.main_thread():
-            for heard, handler in self._old_handlers.items():
-                if signal.getsignal(heard) is _leave_it_to_the_thread:
-                    signal.signal(heard, handler)  # type: ignore[arg-type]
-            signal.set_wakeup_fd(self._old_wakeup)
-        # The thread ends by this.
-        with contextlib.suppress(OSError):
-            self._writer.shutdown(socket.SHUT_RDWR)
-
-    def _listen(self) -> None:
-        for heard in HEARD_SIGNALS:
-            if signal.getsignal(heard) is signal.SIG_DFL:
-                self._old_handlers[heard] = signal.signal(heard, _leave_it_to_the_thread)
-        self._writer.setblocking(False)
-        self._old_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._hear, name="ds_toolkit-signals", daemon=True).start()
-
-    def _hear(self) -> None:
-        while number := self._reader.recv(1):
-            if self._old_wakeup >= 0:
-                with contextlib.suppress(OSError):
-                    os.write(self._old_wakeup, number)
-            if number[0] in self._old_handlers:
-                name = signal.Signals(number[0]).name
-                try:
-                    self._leave(Leaving.SIGNAL, name)
-                finally:
-                    _flush()
-                    # The main thread may never come back from where it is.
-                    os._exit(128 + number[0])
+        _ears.close(self)
 
     def _note_failure(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -92,9 +59,85 @@ class Departure:
 
     def _at_exit(self) -> None:
         if self._failure is None:
-            self._leave(Leaving.END, "")
+            self.leave(Leaving.END, "")
         else:
-            self._leave(Leaving.EXCEPTION, self._failure)
+            self.leave(Leaving.EXCEPTION, self._failure)
+
+
+class _Ears:
+    """Hears signals for all departures of the process, in whatever order they are opened and closed.
+
+    One pair of ears for a process: there is one handler of a signal, and one descriptor to wake up.
+    """
+
+    def __init__(self) -> None:
+        self._departures: list[Departure] = []
+        self._old_handlers: dict[signal.Signals, object] = {}
+        self._old_wakeup = -1
+        self._writer: socket.socket | None = None
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        return tuple(heard.name for heard in self._old_handlers)
+
+    def open(self, departure: Departure) -> None:
+        self._departures.append(departure)
+        if self._writer is None and threading.current_thread() is threading.main_thread():
+            self._listen()
+
+    def close(self, departure: Departure) -> None:
+        if departure in self._departures:
+            self._departures.remove(departure)
+        # Handlers can be put back by the main thread alone; until it does, a signal ends the process as ever.
+        if not self._departures and threading.current_thread() is threading.main_thread():
+            self._unlisten()
+
+    def _listen(self) -> None:
+        for heard in HEARD_SIGNALS:
+            if signal.getsignal(heard) is signal.SIG_DFL:
+                self._old_handlers[heard] = signal.signal(heard, _leave_it_to_the_thread)
+        reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._old_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, args=(reader,), name="ds_toolkit-signals", daemon=True).start()
+
+    def _unlisten(self) -> None:
+        for heard, handler in self._old_handlers.items():
+            if signal.getsignal(heard) is _leave_it_to_the_thread:
+                signal.signal(heard, handler)  # type: ignore[arg-type]
+        self._old_handlers.clear()
+        if self._writer is not None:
+            current = signal.set_wakeup_fd(-1)
+            # Somebody who has come after us keeps it.
+            signal.set_wakeup_fd(self._old_wakeup if current == self._writer.fileno() else current)
+            # The thread ends by this.
+            with contextlib.suppress(OSError):
+                self._writer.shutdown(socket.SHUT_RDWR)
+            self._writer = None
+
+    def _hear(self, reader: socket.socket) -> None:
+        while number := reader.recv(1):
+            if self._old_wakeup >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._old_wakeup, number)
+            if number[0] in self._old_handlers:
+                try:
+                    self._leave_all(signal.Signals(number[0]).name)
+                finally:
+                    _flush()
+                    # The main thread may never come back from where it is.
+                    os._exit(128 + number[0])
+        reader.close()
+
+    def _leave_all(self, name: str) -> None:
+        leaving = [
+            threading.Thread(target=departure.leave, args=(Leaving.SIGNAL, name), daemon=True)
+            for departure in self._departures
+        ]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join()
 
 
 def _leave_it_to_the_thread(number: int, frame: object) -> None:
@@ -105,3 +148,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+_ears = _Ears()

@@ -110,20 +110,21 @@ def test_checkpoints_are_a_reason_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_death_is_over_when_its_guardian_has_ended(tmp_path: Path) -> None:
-    summary, _ = supervise(sys.executable, TESTS / "fake_job.py", tmp_path, "4")
+    summary, said = supervise(sys.executable, TESTS / "fake_job.py", tmp_path, "4")
     # Where it writes was seen from outside; the second death adds nothing.
     assert told_by(summary, "exit_code") == [137, 137]
     assert told_by(summary, "step") == [4, 4]
     assert told_by(summary, "failed_at_step") == [4, 4]
     assert summary["why"] == "it failed twice in the same way at step 4, with exit code 137"
+    assert said.count("waiting for the guardian") == 2
     assert [candidate.step for candidate in survey(tmp_path)[0]] == [4]
     assert not (tmp_path / GUARDIAN_LOCK_NAME).exists()
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_who_tells_it_to_end_tells_the_job(number: signal.Signals, exit_code: int) -> None:
-    # The shell does not pass it on, as DeepSpeed's launcher does not.
-    command = ["sh", "-c", f"{sys.executable} -c '{LISTENING}'; exit 9"]
+    # The shell does not pass it on, as DeepSpeed's launcher does not, and ends with a code of its own.
+    command = ["sh", "-c", f"trap : TERM INT; {sys.executable} -c '{LISTENING}'; exit 9"]
     with subprocess.Popen(
         [*RUN, "--", *command], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -144,7 +145,9 @@ def test_told_to_end_between_two_attempts(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert any("starting again" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
-        assert "told to end by SIGTERM" in process.stderr.read()
+        said = process.stderr.read()
+    assert "told to end by SIGTERM" in said
+    assert "attempt 2" not in said
     assert process.returncode == 143
     assert (tmp_path / "count").read_text() == "x\n"
 
