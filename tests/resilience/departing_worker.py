@@ -23,7 +23,8 @@ def main() -> None:
 
     def leave(why: Leaving, detail: str) -> None:
         with file.open("a") as heard:
-            heard.write(f"{why.name} {detail} {threading.current_thread().name}\n")
+            is_main = threading.current_thread() is threading.main_thread()
+            heard.write(f"{why.name} {detail} {'in the main thread' if is_main else 'beside it'}\n")
 
     departure = Departure(leave)
     file.with_suffix(".ready").touch()

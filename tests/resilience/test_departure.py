@@ -27,11 +27,11 @@ def leave(tmp_path: Path, way: str, sent: int | None = None) -> tuple[int, list[
 @pytest.mark.parametrize(
     ("way", "exit_code", "heard"),
     [
-        ("end", 0, ["END  MainThread"]),
-        ("exit", 3, ["END  MainThread"]),
-        ("exception", 1, ["EXCEPTION RuntimeError: CUDA error: an illegal memory access MainThread"]),
+        ("end", 0, ["END  in the main thread"]),
+        ("exit", 3, ["END  in the main thread"]),
+        ("exception", 1, ["EXCEPTION RuntimeError: CUDA error: an illegal memory access in the main thread"]),
         ("closed", 0, []),
-        ("forked-worker", 0, ["END  MainThread"]),
+        ("forked-worker", 0, ["END  in the main thread"]),
     ],
 )
 def test_an_end_of_the_program(tmp_path: Path, way: str, exit_code: int, heard: list[str]) -> None:
@@ -41,11 +41,11 @@ def test_an_end_of_the_program(tmp_path: Path, way: str, exit_code: int, heard: 
 @pytest.mark.parametrize("way", ["idle", "stuck"])
 @pytest.mark.parametrize(("sent", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal(tmp_path: Path, way: str, sent: signal.Signals, exit_code: int) -> None:
-    assert leave(tmp_path, way, sent) == (exit_code, [f"SIGNAL {sent.name} ds_toolkit-signals"])
+    assert leave(tmp_path, way, sent) == (exit_code, [f"SIGNAL {sent.name} beside it"])
 
 
 def test_a_program_that_handles_the_signal_itself_is_left_alone(tmp_path: Path) -> None:
-    assert leave(tmp_path, "own-handler", signal.SIGTERM) == (7, ["END  MainThread"])
+    assert leave(tmp_path, "own-handler", signal.SIGTERM) == (7, ["END  in the main thread"])
 
 
 def test_after_close_the_signal_is_what_it_was(tmp_path: Path) -> None:
