@@ -10,9 +10,12 @@ import deepspeed
 import pytest
 from deepspeed.checkpoint import constants
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.topology import PipelineParallelGrid
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils import groups
 
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS
 
@@ -45,7 +48,10 @@ def test_functions_take_what_we_give(function: FunctionType, parameters: list[st
         "global_samples",
         "global_steps",
         "has_moe_layers",
+        "micro_steps",
+        "monitor",
         "mp_world_size",
+        "save_non_zero_checkpoint",
         "save_zero_checkpoint",
     ],
 )
@@ -56,10 +62,17 @@ def test_the_engine_sets_the_attributes_we_read(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "_get_shared_params",
+        "backward",
         "bfloat16_enabled",
+        "forward",
         "fp16_enabled",
         "load_universal_checkpoint",
         "step",
+        "super_offload",
+        "was_step_applied",
+        "zenflow_config",
+        "zero_hpz_partition_size",
         "zero_nvme_offload_optimizer",
         "zero_optimization_partition_weights",
         "zero_optimization_stage",
@@ -67,6 +80,23 @@ def test_the_engine_sets_the_attributes_we_read(name: str) -> None:
 )
 def test_the_engine_has_the_methods_we_call(name: str) -> None:
     assert callable(getattr(DeepSpeedEngine, name))
+
+
+def test_the_optimizer_steps_through_the_attribute_that_is_fenced() -> None:
+    assert "self.optimizer.step()" in inspect.getsource(DeepSpeedEngine._take_model_step)
+    assert "self._take_model_step(" in inspect.getsource(PipelineEngine)
+
+
+def test_who_stands_where() -> None:
+    for name in (
+        "_get_sequence_data_parallel_rank",
+        "_get_expert_parallel_rank",
+        "_get_max_expert_size_name",
+    ):
+        assert callable(getattr(groups, name))
+    for name in ("get_data_parallel_rank", "get_slice_parallel_rank", "get_stage_id"):
+        assert callable(getattr(PipelineParallelGrid, name))
+    assert "checkpoint_parallel_write_pipeline" in inspect.getsource(DeepSpeedConfig)
 
 
 def test_save_checkpoint_calls_the_writers_we_call_and_no_others() -> None:
