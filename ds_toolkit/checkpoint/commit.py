@@ -6,7 +6,7 @@
     <dir>/latest                replaced by rename
 
 A process that dies at any instruction leaves the previous checkpoint and `latest` valid; what it leaves
-besides begins with a dot, is never taken for a tag, and is swept away by the next run (`sweep`).
+besides begins with a dot, is never taken for a tag, and is swept away by the next run (`sweeping`).
 
 Standard library only: the process that outlives the ranks commits too.
 """
@@ -14,7 +14,6 @@ Standard library only: the process that outlives the ranks commits too.
 from __future__ import annotations
 
 import datetime
-import re
 import secrets
 import shutil
 import time
@@ -42,14 +41,9 @@ from ds_toolkit.files import (
     write_whole,
 )
 
-_PARTIAL_SUFFIX = ".partial"
-_REPLACED_SUFFIX = ".replaced"
-_DELETED_SUFFIX = ".deleted"
-# Where the guardians of a job's nodes agree after a death, in a folder of the job's name.
-AGREEMENT_FOLDER = ".last_words"
-_LEFT_BEHIND = re.compile(
-    r"\.(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.+=@-]*?)(?:\.[0-9a-f]{8}\.partial|\.replaced|\.deleted)|\.latest\.\d+\.partial"
-)
+PARTIAL_SUFFIX = ".partial"
+REPLACED_SUFFIX = ".replaced"
+DELETED_SUFFIX = ".deleted"
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class PartialTag:
     @property
     def folder(self) -> Path:
         """The hidden folder that becomes `<directory>/<tag>` when it is committed."""
-        return self.directory / f".{self.tag}.{self.save_id}{_PARTIAL_SUFFIX}"
+        return self.directory / f".{self.tag}.{self.save_id}{PARTIAL_SUFFIX}"
 
     @property
     def target(self) -> Path:
@@ -179,49 +173,12 @@ def delete(folder: Path) -> None:
 
     Where the tag is a symbolic link, the link goes and what it points to stays.
     """
-    hidden = folder.with_name(f".{folder.name}{_DELETED_SUFFIX}")
+    hidden = folder.with_name(f".{folder.name}{DELETED_SUFFIX}")
     if hidden.exists() or hidden.is_symlink():
         remove(hidden)
     folder.rename(hidden)
     fsync_directory(folder.parent)
     remove(hidden)
-
-
-def sweep(directory: Path) -> list[str]:
-    """Finish or undo what a process that died had begun; returns a line for each thing done or not possible.
-
-    Only for the process that owns the directory: another run's unfinished tag looks the same.
-    """
-    swept = []
-    for entry in sorted(directory.iterdir()):
-        match = _LEFT_BEHIND.fullmatch(entry.name)
-        try:
-            if entry.name == AGREEMENT_FOLDER:
-                swept += _sweep_agreements(entry)
-            if match is None:
-                continue
-            swept.append(_sweep_one(entry, directory / (match["tag"] or "")))
-        except OSError as error:
-            swept.append(f"could not remove {entry}: {error.strerror}")
-    if swept:
-        fsync_directory(directory)
-    return swept
-
-
-def _sweep_agreements(folder: Path) -> list[str]:
-    # Of jobs that are over: whoever owns the directory has waited for the guardian of the one before.
-    jobs = [job.name for job in sorted(folder.iterdir())]
-    remove(folder)
-    return [f"removed what the guardians of job {job} had agreed on" for job in jobs]
-
-
-def _sweep_one(entry: Path, tag_folder: Path) -> str:
-    if entry.name.endswith(_REPLACED_SUFFIX) and not tag_folder.exists():
-        # Died between the two renames of `_replace`: the old tag is whole, its name is free.
-        entry.rename(tag_folder)
-        return f"put back {tag_folder}"
-    remove(entry)
-    return f"removed what an unfinished save had left behind: {entry}"
 
 
 def _flushed(folder: Path, name: str, rank: int | None) -> ManifestFile:
@@ -309,7 +266,7 @@ def _publish(folder: Path, target: Path) -> None:
 def _replace(folder: Path, target: Path) -> None:
     # For file systems without an atomic exchange. Between the two renames the tag is absent; `sweep` puts
     # the old one back if the process dies there.
-    old = target.with_name(f".{target.name}{_REPLACED_SUFFIX}")
+    old = target.with_name(f".{target.name}{REPLACED_SUFFIX}")
     if old.exists() or old.is_symlink():
         remove(old)
     target.rename(old)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_toolkit.checkpoint.commit import AGREEMENT_FOLDER, new_save_id
+from ds_toolkit.checkpoint.commit import new_save_id
 from ds_toolkit.checkpoint.manifest import FINAL, LAST_WORDS, WEIGHTS_ONLY
+from ds_toolkit.checkpoint.sweeping import AGREEMENT_FOLDER
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.files import fsync_directory, make_directory, write_whole
 from ds_toolkit.guardian.arena import Job

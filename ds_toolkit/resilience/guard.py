@@ -13,17 +13,16 @@ from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.control import Leaving
-from ds_toolkit.plan.failures import Failure
 from ds_toolkit.resilience import agreement, resume, save
 from ds_toolkit.resilience.background import Background
 from ds_toolkit.resilience.cadence import cadence_for
 from ds_toolkit.resilience.capture import run_shape
-from ds_toolkit.resilience.hooks import EngineHooks
-from ds_toolkit.resilience.rank_state import Stateful, tracked_states
+from ds_toolkit.resilience.failures import failures_of
+from ds_toolkit.resilience.hooks import EngineHooks, after_each_step, keeping_out_of
+from ds_toolkit.resilience.rank_state import Stateful, check_trackable
 from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
 from ds_toolkit.resilience.salvage import was_salvaged
@@ -98,7 +97,7 @@ class CheckpointGuard:
         self.saved: list[SavedCheckpoint] = []
         self._client_state = client_state
         self._tracked: dict[str, Stateful] = {}
-        self._cadence = cadence_for(self.settings, failures=self._failures)
+        self._cadence = cadence_for(self.settings, failures=lambda: failures_of(self.directory))
         self._committed_step: int | None = None
         self._broken_tags: list[str] = []
         self._has_resumed = False
@@ -127,18 +126,9 @@ class CheckpointGuard:
         """
         if name in self._tracked:
             raise ToolkitError(f"something is tracked as `{name}` already", fix="give it another name")
-        missing = [
-            method
-            for method in ("state_dict", "load_state_dict")
-            if not callable(getattr(tracked, method, None))
-        ]
-        if missing:
-            raise ToolkitError(
-                f"`{name}` cannot be tracked", why=f"a {type(tracked).__name__} has no {missing[0]}()"
-            )
+        check_trackable(name, tracked)
         if self._has_resumed:
             raise ToolkitError(f"`{name}` comes too late to be restored", fix="call track() before resume()")
-        tracked_states({name: tracked})
         self._tracked[name] = tracked
 
     def resume(self, *, allow_fresh: bool = False) -> Resumed | None:
@@ -232,38 +222,14 @@ class CheckpointGuard:
                 self._background.abandon()
             self._detach()
 
-    @property
-    def _is_first(self) -> bool:
-        return agreement.rank() == 0
+    def _is_open(self) -> bool:
+        return not self._closed
 
     def _attach(self) -> None:
         step = "train_batch" if isinstance(self.engine, PipelineEngine) else "step"
-        self._hooks.put_around(step, self._then_save_if_due)
-        self._hooks.put_around("save_checkpoint", self._unless_into_our_directory)
+        self._hooks.put_around(step, after_each_step(self.engine, self._after_step, self._is_open))
+        self._hooks.put_around("save_checkpoint", keeping_out_of(self.directory, self._is_open))
         setattr(self.engine, _ATTRIBUTE, self)
-
-    def _then_save_if_due(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: object, **kwargs: object) -> object:
-            step_before = self.engine.global_steps
-            result = original(*args, **kwargs)
-            # Micro-steps of gradient accumulation do not count: only the optimizer's step does.
-            if self.engine.global_steps != step_before and not self._closed:
-                self._after_step(int(self.engine.global_steps))
-            return result
-
-        return step
-
-    def _unless_into_our_directory(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save_checkpoint(save_dir: str, *args: object, **kwargs: object) -> object:
-            if not self._closed and Path(save_dir).resolve() == self.directory.resolve():
-                raise ToolkitError(
-                    "engine.save_checkpoint() would write over the files of committed checkpoints",
-                    where=self.directory,
-                    fix="call guard.save(tag), or save into another directory",
-                )
-            return original(save_dir, *args, **kwargs)
-
-        return save_checkpoint
 
     def _detach(self) -> None:
         self._closed = True
@@ -292,15 +258,6 @@ class CheckpointGuard:
             # Here and not when it is committed, which ranks hear at different steps.
             self._cadence.saved(step)
 
-    def _failures(self) -> list[Failure]:
-        """What the directory has a record of: one a job, however many nodes wrote about it."""
-        by_job = {
-            incident.job_id: Failure(incident.when.timestamp(), incident.was_caught)
-            for incident in incidents(self.directory)
-            if incident.is_failure
-        }
-        return list(by_job.values())
-
     def _note_saved(self, saved: SavedCheckpoint, write_seconds: float) -> None:
         self._committed_step = saved.step
         self._cadence.observe(stall_seconds=saved.stall_seconds, write_seconds=write_seconds)
@@ -313,7 +270,7 @@ class CheckpointGuard:
             if self.settings.on_save_failure == "raise":
                 raise
             self._cadence.saved(step)
-            if self._is_first:
+            if agreement.rank() == 0:
                 logger.exception("the checkpoint of step %d is missing; training goes on", step)
 
     def _resume(self, allow_fresh: bool) -> Resumed | None:
@@ -347,7 +304,7 @@ class CheckpointGuard:
             client_state=self._client_state,
         )
         self._broken_tags = [broken for broken in self._broken_tags if broken != tag]
-        if self._is_first:
+        if agreement.rank() == 0:
             save.delete_expired(self.directory, self.settings, newest=manifest, broken=self._broken_tags)
         stall_seconds = time.monotonic() - started_seconds
         self._committed_step = step

@@ -68,6 +68,20 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         get_cuda_rng_tracker().set_states(states["activation_checkpointing"])
 
 
+def check_trackable(name: str, tracked: Stateful) -> None:
+    """Refuse what cannot be saved and restored, before it is missed.
+
+    Raises:
+        ToolkitError: it lacks a method, or its state could not be loaded safely.
+    """
+    for method in ("state_dict", "load_state_dict"):
+        if not callable(getattr(tracked, method, None)):
+            raise ToolkitError(
+                f"`{name}` cannot be tracked", why=f"a {type(tracked).__name__} has no {method}()"
+            )
+    tracked_states({name: tracked})
+
+
 def tracked_states(tracked: Mapping[str, Stateful]) -> dict[str, Any]:
     """The state of every tracked object.
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ds_toolkit.checkpoint.commit import sweep
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.checkpoint.newest import Candidate, PassedOver, survey
 from ds_toolkit.checkpoint.shards import open_shard
+from ds_toolkit.checkpoint.sweeping import sweep
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding

@@ -21,6 +21,7 @@ from ds_toolkit import files
 from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestFile, RankManifest, RunShape
 from ds_toolkit.checkpoint.newest import survey
+from ds_toolkit.checkpoint.sweeping import AGREEMENT_FOLDER, sweep
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
 
@@ -128,7 +129,7 @@ def check_what_is_left(directory: Path, line: str) -> None:
     assert passed_over == [], context
     latest = (directory / "latest").read_text()
     assert (directory / latest / MANIFEST_NAME).exists(), context
-    commit.sweep(directory)
+    sweep(directory)
     assert whole_steps(directory)[0] in (10, 20), context
     assert not [path for path in directory.iterdir() if path.name.startswith(".")], context
     # Whatever happened, the next save works.
@@ -145,7 +146,7 @@ def memory_path() -> Iterator[Path]:
 
 def check_after_a_replacement_in_two_steps(directory: Path, line: str) -> None:
     """Between its two renames the name is free; the next writer's `sweep` closes that gap."""
-    commit.sweep(directory)
+    sweep(directory)
     check_what_is_left(directory, line)
 
 
@@ -468,10 +469,10 @@ class TestFailures:
         assert (tmp_path / "latest").read_text() == "global_step10"
 
     def test_sweeping_removes_what_guardians_agreed_on(self, tmp_path: Path) -> None:
-        folder = tmp_path / commit.AGREEMENT_FOLDER / "0000abcd"
+        folder = tmp_path / AGREEMENT_FOLDER / "0000abcd"
         folder.mkdir(parents=True)
         (folder / "decision.json").write_text("{}")
-        (line,) = commit.sweep(tmp_path)
+        (line,) = sweep(tmp_path)
         assert "job 0000abcd" in line
         assert list(tmp_path.iterdir()) == []
 
@@ -481,7 +482,7 @@ class TestFailures:
         for name in (".model.bin.4711.partial", ".git.partial", ".notes", "x.partial"):
             (tmp_path / name).mkdir()
         (tmp_path / ".latest.123.partial").write_text("global")
-        lines = commit.sweep(tmp_path)
+        lines = sweep(tmp_path)
         assert len(lines) == 2
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             ".git.partial",
