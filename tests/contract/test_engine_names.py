@@ -41,6 +41,7 @@ def test_functions_take_what_we_give(function: FunctionType, parameters: list[st
 @pytest.mark.parametrize(
     "name",
     [
+        "basic_optimizer",
         "checkpoint_engine",
         "checkpoint_mp_rank",
         "data_parallel_group",

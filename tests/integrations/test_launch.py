@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from launched import DS_CONFIG, PLAIN_SCRIPT, deepspeed_launch, rank_process, seen_by, torchrun_launch
+from launched import DS_CONFIG, PLAIN_SCRIPT, deepspeed_launch, rank_process, seen_by
 
 from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.checkpoint.newest import survey
@@ -207,15 +207,20 @@ def test_killed_and_resumed_under_deepspeeds_launcher(tmp_path: Path) -> None:
 def test_a_failure_that_only_the_exit_code_tells_and_a_second_engine(tmp_path: Path) -> None:
     directory = tmp_path / "ckpt"
     arguments = ["--deepspeed_config", written_config(tmp_path), "--steps", "3", "--engines", "2"]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     finished = jobs.run(
-        torchrun_launch(
-            "--checkpoint-dir", directory, PLAIN_SCRIPT, *arguments, "--end", "exit3", num_ranks=1
-        ),
-        environment={"PYTHONPATH": os.fspath(jobs.REPOSITORY)},
+        [
+            *(sys.executable, "-m", "ds_toolkit.launch", "--checkpoint-dir", directory),
+            *(PLAIN_SCRIPT, *arguments, "--end", "exit3"),
+        ],
+        environment={
+            **alone,
+            "MASTER_PORT": str(jobs.free_port()),
+            "PYTHONPATH": os.fspath(jobs.REPOSITORY),
+        },
         cwd=tmp_path,
     )
-    assert finished.exit_code == 1
-    assert "exitcode  : 3" in finished.output
+    assert finished.exit_code == 3, finished.output
     for folder in (directory, directory / "engine_2"):
         (incident,) = incidents(folder)
         assert [(end.how, end.detail) for end in incident.ended] == [("exception", "SystemExit: 3")]
