@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -21,7 +20,12 @@ from ds_toolkit.resilience.background import Background
 from ds_toolkit.resilience.cadence import cadence_for
 from ds_toolkit.resilience.capture import run_shape
 from ds_toolkit.resilience.failures import failures_of
-from ds_toolkit.resilience.hooks import EngineHooks, after_each_step, keeping_out_of
+from ds_toolkit.resilience.hooks import (
+    EngineHooks,
+    accumulated_micro_steps,
+    after_each_step,
+    keeping_out_of,
+)
 from ds_toolkit.resilience.rank_state import Stateful, check_trackable
 from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
@@ -47,9 +51,8 @@ class CheckpointGuard:
         ...
         guard.close()
 
-    As a context manager it closes itself, with a final checkpoint, if the block ends well. A block left by
-    an exception and a process that ends without `close` lose nothing that was committed, and wait for no
-    other rank.
+    As a context manager it closes itself, with a final checkpoint, if the block ends well. Whatever else ends
+    the process leads to last words (docs/last-words.md), which wait for no other rank.
 
     Args:
         engine: what `deepspeed.initialize` returned.
@@ -150,7 +153,7 @@ class CheckpointGuard:
                 fix="load the universal checkpoint with engine.load_checkpoint() and take the key out for "
                 "later starts",
             )
-        if self._accumulated():
+        if accumulated_micro_steps(self.engine):
             raise ToolkitError(
                 "resume() stands in the middle of a gradient accumulation",
                 fix="call it before the training loop, or after an optimizer step",
@@ -177,7 +180,7 @@ class CheckpointGuard:
             ToolkitError: it could not be saved, on all ranks alike; earlier checkpoints are as they were and
                 what was written of this one is removed.
         """
-        if self._accumulated():
+        if accumulated_micro_steps(self.engine):
             raise ToolkitError(
                 "save() stands in the middle of a gradient accumulation",
                 why="its gradients are not part of a checkpoint, while the data have moved on",
@@ -193,11 +196,11 @@ class CheckpointGuard:
         if self._background is not None:
             self._background.settle()
         if step > 0 and any(agreement.gather(step != self._committed_step)):
-            if self._accumulated():
+            if accumulated_micro_steps(self.engine):
                 on_rank_0(
                     logging.WARNING,
                     "the last %d micro-steps end with no optimizer step: they are lost",
-                    self._accumulated(),
+                    accumulated_micro_steps(self.engine),
                 )
             self._save(None, protect=False)
         if self._background is not None:
@@ -207,12 +210,7 @@ class CheckpointGuard:
     def __enter__(self) -> CheckpointGuard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -299,7 +297,7 @@ class CheckpointGuard:
             self.directory,
             tag,
             protect=protect,
-            micro_steps=self._accumulated(),
+            micro_steps=accumulated_micro_steps(self.engine),
             tracked=self._tracked,
             client_state=self._client_state,
         )
@@ -319,9 +317,3 @@ class CheckpointGuard:
             format_seconds(stall_seconds),
         )
         return tag
-
-    def _accumulated(self) -> int:
-        """Micro-steps taken since the last optimizer step; a pipeline takes them all in one call."""
-        if isinstance(self.engine, PipelineEngine):
-            return 0
-        return int(self.engine.micro_steps % self.engine.gradient_accumulation_steps())

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
 from ds_toolkit.errors import ToolkitError
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -73,3 +75,10 @@ def keeping_out_of(directory: Path, is_open: Callable[[], bool]) -> Around:
         return save_checkpoint
 
     return around
+
+
+def accumulated_micro_steps(engine: Any) -> int:
+    """Micro-steps taken since the last optimizer step; a pipeline takes them all in one call."""
+    if isinstance(engine, PipelineEngine):
+        return 0
+    return int(engine.micro_steps % engine.gradient_accumulation_steps())
