@@ -34,7 +34,7 @@ class TruncatedArchiveError(MalformedArchiveError):
 class Member:
     """One member: the bytes [data_offset, data_offset + size_bytes) of the archive's file.
 
-    `entry_offset` is where its record in the central directory begins.
+    `entry_offset` is where its record in the central directory begins, `header_offset` where its header does.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Member:
     size_bytes: int
     crc32: int
     entry_offset: int
+    header_offset: int = 0
 
 
 def read_members(descriptor: int) -> dict[str, Member]:
@@ -117,7 +118,8 @@ def _parse_entry(descriptor: int, directory: bytes, position: int, data_end: int
     if data_offset + size_bytes > data_end:
         raise MalformedArchiveError(f"its member {name!r} reaches beyond the data")
     length = _ENTRY.size + name_length + extra_length + comment_length
-    return Member(name, data_offset, size_bytes, crc32, data_end + position), length
+    member = Member(name, data_offset, size_bytes, crc32, data_end + position, header_offset)
+    return member, length
 
 
 def _zip64_values(extra: bytes, *fields: int) -> list[int]:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ds_toolkit.checkpoint.crc32 import combined
 from ds_toolkit.checkpoint.dtypes import DType, convert
 from ds_toolkit.checkpoint.reading import read_into
-from ds_toolkit.convert.crc32 import combined
 from ds_toolkit.convert.gathering import Gather, Read
 from ds_toolkit.convert.integrity import SourceCrcs
 from ds_toolkit.errors import ToolkitError

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ds_toolkit.checkpoint.crc32 import combined
 from ds_toolkit.checkpoint.legacy import is_legacy_file
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.ziparchive import Member, read_members
-from ds_toolkit.convert.crc32 import combined
 from ds_toolkit.errors import ToolkitError
 
 _PIECE_BYTES = 4 * 2**20

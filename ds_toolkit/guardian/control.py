@@ -169,7 +169,7 @@ class ControlBlock:
 
     @property
     def micro_step(self) -> int:
-        """Micro-steps since then."""
+        """Micro-steps that the engine has done, all in all."""
         return self._get(_Word.MICRO_STEP)
 
     @property

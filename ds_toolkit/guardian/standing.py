@@ -23,7 +23,7 @@ class RankStanding:
         is_running: whether that process is there.
         phase: of its training loop, such as `forward`.
         step: optimizer steps that it has done.
-        micro_step: micro-steps since then.
+        micro_step: micro-steps that its engine has done, all in all.
         whole_steps: steps of which it has a whole snapshot, oldest first.
         still_seconds: since its phase changed; None if it never did.
         leaving: why it is about to end; None if it is not.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.checkpoint.manifest import ManifestFile
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.files import start_writing_back, write_whole
+from ds_toolkit.files import write_whole
 from ds_toolkit.guardian.arena import Arena, read_contents
 from ds_toolkit.guardian.control import ControlBlock, SlotState
+from ds_toolkit.guardian.copying import copy_file
 from ds_toolkit.guardian.pieces import PieceKind
-
-# Few large requests are fast; more than this would be most of the guardian's memory.
-COPY_BYTES = 2 * 2**20
 
 
 class SlotChangedError(ToolkitError):
@@ -80,7 +76,7 @@ def copy_slot(arena: Arena, giving: Giving, folder: Path, deadline: Deadline) ->
     for path in _sources(source, giving):
         target = folder / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
-        size_bytes, crc32 = _copy(path, target, deadline)
+        size_bytes, crc32 = copy_file(path, target, deadline)
         copied.append(ManifestFile(path.relative_to(source).as_posix(), size_bytes, crc32, giving.rank))
         giving.check()
     giving.check()
@@ -99,26 +95,6 @@ def _sources(folder: Path, giving: Giving) -> list[Path]:
         if not path.is_file():
             raise SlotChangedError(f"a file is missing in a slot of rank {giving.rank}", where=path)
     return paths
-
-
-def _copy(source: Path, target: Path, deadline: Deadline) -> tuple[int, int]:
-    crc, size_bytes = 0, 0
-    view = memoryview(bytearray(COPY_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
-        while count := reader.readinto(view):
-            deadline.check()
-            crc = zlib.crc32(view[:count], crc)
-            _write_all(writer.fileno(), view[:count])
-            start_writing_back(writer.fileno(), size_bytes, count)
-            size_bytes += count
-        os.fsync(writer.fileno())
-    return size_bytes, crc
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    # A disk that is nearly full, or a limit on file sizes, takes a part and refuses the rest at the next try.
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def lay_beside(scripts: Path, directory: Path) -> None:

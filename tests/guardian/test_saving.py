@@ -167,7 +167,7 @@ def test_a_slot_that_is_written_over_is_not_given(
     rank = fake_rank.Rank(arena, 0, 1)
     rank.write(1)
     giving = Giving(0, rank.page, rank.page.slot(0), rank.page.slot(0).kinds)
-    real_copy = writing._copy
+    real_copy = writing.copy_file
 
     def copy(source: Path, target: Path, deadline: Deadline) -> tuple[int, int]:
         copied = real_copy(source, target, deadline)
@@ -177,7 +177,7 @@ def test_a_slot_that_is_written_over_is_not_given(
     if moment == "before":
         rank.write(2)
     else:
-        monkeypatch.setattr(writing, "_copy", copy)
+        monkeypatch.setattr(writing, "copy_file", copy)
     with pytest.raises(SlotChangedError, match="slot 0 of rank 0 was written over"):
         copy_slot(arena, giving, tmp_path / "tag", Deadline())
 

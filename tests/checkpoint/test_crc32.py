@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_toolkit.convert.crc32 import combined
+from ds_toolkit.checkpoint.crc32 import combined
 
 
 @given(st.binary(max_size=500), st.binary(max_size=500))
