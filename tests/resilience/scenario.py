@@ -57,11 +57,16 @@ def said() -> Iterator[list[str]]:
 
 
 def on_rank_0(action: Callable[[], Any]) -> None:
-    """Change files while nobody looks."""
+    """Change files while nobody looks; its failure is everybody's, so that no rank waits for another."""
     dist.barrier()
+    failures: list[Any] = [None]
     if dist.get_rank() == 0:
-        action()
-    dist.barrier()
+        try:
+            action()
+        except Exception:
+            failures = [traceback.format_exc()]
+    dist.broadcast_object_list(failures, src=0)
+    assert failures == [None], failures[0]
 
 
 def run_all() -> None:
