@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from ds_toolkit.guardian.control import Leaving
@@ -46,10 +47,14 @@ class Departure:
 
     def close(self) -> None:
         """Listen no more."""
+        self.disown()
+        _ears.close(self)
+
+    def disown(self) -> None:
+        """Let the end of the program be as it was; signals are another matter."""
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._note_failure:
             sys.excepthook = self._excepthook
-        _ears.close(self)
 
     def _note_failure(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -75,6 +80,8 @@ class _Ears:
         self._old_handlers: dict[signal.Signals, object] = {}
         self._old_wakeup = -1
         self._writer: socket.socket | None = None
+        self._pid = 0
+        self._mask: set[int] | None = None
 
     @property
     def heard(self) -> tuple[str, ...]:
@@ -94,10 +101,11 @@ class _Ears:
 
     def _listen(self) -> None:
         for heard in HEARD_SIGNALS:
-            if signal.getsignal(heard) is signal.SIG_DFL:
+            if signal.getsignal(heard) is signal.SIG_DFL and not _is_caught(heard):
                 self._old_handlers[heard] = signal.signal(heard, _leave_it_to_the_thread)
         reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        self._pid = os.getpid()
         self._old_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=(reader,), name="ds_toolkit-signals", daemon=True).start()
 
@@ -110,10 +118,34 @@ class _Ears:
             current = signal.set_wakeup_fd(-1)
             # Somebody who has come after us keeps it.
             signal.set_wakeup_fd(self._old_wakeup if current == self._writer.fileno() else current)
-            # The thread ends by this.
-            with contextlib.suppress(OSError):
-                self._writer.shutdown(socket.SHUT_RDWR)
+            # The thread ends by this; in a forked child there is none, and the rank's must not end.
+            if os.getpid() == self._pid:
+                with contextlib.suppress(OSError):
+                    self._writer.shutdown(socket.SHUT_RDWR)
+            self._writer.close()
             self._writer = None
+
+    def forget(self) -> None:
+        """In a forked child: it is no rank, and its end and its signals are its own.
+
+        Otherwise a signal to a data loading worker would be written to the descriptor of the rank.
+        """
+        for departure in self._departures:
+            departure.disown()
+        self._departures.clear()
+        self._unlisten()
+        self.release_signals()
+
+    def hold_signals(self) -> None:
+        """Before a fork: none arrives in the child before it has forgotten."""
+        if self._departures:
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD_SIGNALS)
+
+    def release_signals(self) -> None:
+        """After the fork, on both sides."""
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self._mask = None
 
     def _hear(self, reader: socket.socket) -> None:
         while number := reader.recv(1):
@@ -140,6 +172,15 @@ class _Ears:
             thread.join()
 
 
+def _is_caught(number: signal.Signals) -> bool:
+    """Whether a handler that Python does not know of is there, such as faulthandler's. Source: proc(5)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def _leave_it_to_the_thread(number: int, frame: object) -> None:
     """Python needs a handler of its own to write to the descriptor."""
 
@@ -151,3 +192,6 @@ def _flush() -> None:
 
 
 _ears = _Ears()
+os.register_at_fork(
+    before=_ears.hold_signals, after_in_parent=_ears.release_signals, after_in_child=_ears.forget
+)

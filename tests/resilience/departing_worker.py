@@ -5,6 +5,7 @@ departing_worker.py WAY FILE
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from ds_toolkit.resilience.departure import Departure
 
 def main() -> None:
     way, file = sys.argv[1], Path(sys.argv[2])
+    if way == "stacks":
+        faulthandler.register(signal.SIGUSR1)
     if way == "own-handler":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 
@@ -27,7 +30,6 @@ def main() -> None:
             heard.write(f"{why.name} {detail} {'in the main thread' if is_main else 'beside it'}\n")
 
     departure = Departure(leave)
-    file.with_suffix(".ready").touch()
     if way == "end":
         return
     if way == "exit":
@@ -39,11 +41,23 @@ def main() -> None:
         return
     if way == "closed-then-signal":
         departure.close()
-    if way == "forked-worker":
-        # A data loading worker, which outlives nothing and must not speak for the rank.
-        if os.fork() == 0:
-            os._exit(0)
-        os.wait()
+    file.with_suffix(".ready").touch()
+    if way.startswith("forked-worker"):
+        # A data loading worker: whatever becomes of it, it does not speak for the rank.
+        child = os.fork()
+        if child == 0:
+            if way.endswith("raises"):
+                raise ValueError("of the worker")
+            if way.endswith("terminated"):
+                time.sleep(60)
+            return
+        if way.endswith("terminated"):
+            os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        expected = {"ends": 0, "raises": 1, "terminated": -signal.SIGTERM}[way.rpartition("-")[2]]
+        assert os.waitstatus_to_exitcode(status) == expected
+        # Were it heard, it would be by now.
+        time.sleep(0.3)
         return
     if way == "stuck":
         # As in a collective: no bytecode of the main thread runs until this lock is released.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jobs
@@ -31,7 +32,9 @@ def leave(tmp_path: Path, way: str, sent: int | None = None) -> tuple[int, list[
         ("exit", 3, ["END  in the main thread"]),
         ("exception", 1, ["EXCEPTION RuntimeError: CUDA error: an illegal memory access in the main thread"]),
         ("closed", 0, []),
-        ("forked-worker", 0, ["END  in the main thread"]),
+        ("forked-worker-ends", 0, ["END  in the main thread"]),
+        ("forked-worker-raises", 0, ["END  in the main thread"]),
+        ("forked-worker-terminated", 0, ["END  in the main thread"]),
     ],
 )
 def test_an_end_of_the_program(tmp_path: Path, way: str, exit_code: int, heard: list[str]) -> None:
@@ -46,6 +49,21 @@ def test_a_signal(tmp_path: Path, way: str, sent: signal.Signals, exit_code: int
 
 def test_a_program_that_handles_the_signal_itself_is_left_alone(tmp_path: Path) -> None:
     assert leave(tmp_path, "own-handler", signal.SIGTERM) == (7, ["END  in the main thread"])
+
+
+def test_a_signal_that_prints_stacks_goes_on_printing_stacks(tmp_path: Path) -> None:
+    """faulthandler's handlers are none that Python knows of."""
+    heard = tmp_path / "heard"
+    with jobs.Job([sys.executable, WORKER, "stacks", heard]) as job:
+        jobs.wait_until(heard.with_suffix(".ready").exists, 60, "the worker")
+        os.kill(job.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        assert job.process.poll() is None
+        os.kill(job.process.pid, signal.SIGTERM)
+        finished = job.wait(60)
+    assert finished.exit_code == 143
+    assert "most recent call first" in finished.output
+    assert heard.read_text().split() == ["SIGNAL", "SIGTERM", "beside", "it"]
 
 
 def test_after_close_the_signal_is_what_it_was(tmp_path: Path) -> None:
