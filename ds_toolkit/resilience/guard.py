@@ -195,13 +195,11 @@ class CheckpointGuard:
         step = int(self.engine.global_steps)
         if self._background is not None:
             self._background.settle()
-        if step > 0 and any(agreement.gather(step != self._committed_step)):
-            if accumulated_micro_steps(self.engine):
-                on_rank_0(
-                    logging.WARNING,
-                    "the last %d micro-steps end with no optimizer step: they are lost",
-                    accumulated_micro_steps(self.engine),
-                )
+        unsaved = step > 0 and step != self._committed_step
+        # One rank may have heard of the commit, and another have lost its guardian.
+        if any(agreement.gather(unsaved)) if self._background is not None else unsaved:
+            if lost := accumulated_micro_steps(self.engine):
+                on_rank_0(logging.WARNING, "the last %d micro-steps end with no optimizer step", lost)
             self._save(None, protect=False)
         if self._background is not None:
             self._background.close()
