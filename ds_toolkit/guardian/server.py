@@ -91,7 +91,8 @@ class Server:
             if not is_alive(pid, ticks):
                 del self._without_pidfd[rank]
                 events.append(Ended(rank))
-        return events
+        # What the others said before a death counts, such as that a checkpoint is to be written.
+        return sorted(events, key=lambda event: isinstance(event, Ended))
 
     def send(self, event: Mapping[str, Any], rank: int | None = None) -> None:
         """Tell all ranks that are connected, or one."""

@@ -70,7 +70,7 @@ def record(
             engine._save_zero_checkpoint(folder, "")
     for name, state in recorder.files.items():
         if kind_of(name) is PieceKind.MODEL and "module" in state:
-            _put_placeholders(engine, state["module"])
+            put_placeholders(engine, state["module"])
         if shared_params is not None and "shared_params" in state:
             state["shared_params"] = dict(shared_params)
     return recorder.files
@@ -92,6 +92,18 @@ def kind_of(name: str) -> PieceKind:
     return PieceKind.MODEL
 
 
+def put_placeholders(engine: Any, module: dict[str, Any] | None) -> None:
+    """At stage 3, leave out of the module what the optimizer's shards hold, as a save does.
+
+    A save partitions all parameters first, and can undo that only with the other ranks.
+    """
+    if not module or not engine.zero_optimization_partition_weights():
+        return
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        if name in module and hasattr(parameter, "ds_id"):
+            module[name] = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+
 @contextlib.contextmanager
 def _recorded_by(engine: Any, recorder: Recorder, *, keeps_model: bool) -> Iterator[None]:
     configured, writes_model = engine.checkpoint_engine, engine.save_non_zero_checkpoint
@@ -105,15 +117,3 @@ def _recorded_by(engine: Any, recorder: Recorder, *, keeps_model: bool) -> Itera
         deepspeed_logger.disabled = was_disabled
         engine.checkpoint_engine = configured
         engine.save_non_zero_checkpoint = writes_model
-
-
-def _put_placeholders(engine: Any, module: dict[str, Any] | None) -> None:
-    """At stage 3, leave out of the module what the optimizer's shards hold, as a save does.
-
-    A save partitions all parameters first, and can undo that only with the other ranks.
-    """
-    if not module or not engine.zero_optimization_partition_weights():
-        return
-    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
-        if name in module and hasattr(parameter, "ds_id"):
-            module[name] = torch.empty(0, dtype=parameter.dtype, device=parameter.device)

@@ -105,7 +105,7 @@ class Snapshots:
             return 0.0
         index = self._free_slot()
         slot = self._slots.setdefault(index, _Slot())
-        pickled = self._files.collect()
+        pickled = self._files.collect(must_prove=wanted != 0)
         kinds = {self._files.kind_of(name) for name in pickled}
         self._control.begin_slot(index, step, kinds, wanted)
         self._fit(index, slot, pickled)

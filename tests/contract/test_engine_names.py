@@ -17,6 +17,7 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils import groups
 
+from ds_toolkit.resilience import following
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS
 
 
@@ -26,6 +27,8 @@ from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS
         (DeepSpeedEngine._save_checkpoint, ["self", "save_dir", "tag", "client_state"]),
         (DeepSpeedEngine._save_moe_checkpoint, ["self", "save_dir", "tag", "client_state"]),
         (DeepSpeedEngine._save_zero_checkpoint, ["self", "save_path", "tag"]),
+        (DeepSpeedEngine._get_param_fragment_func, ["self", "param"]),
+        (DeepSpeedEngine.module_state_dict, ["self"]),
         (DeepSpeedEngine.load_checkpoint, ["self", "load_dir", "tag"]),
         (DeepSpeedZeroOptimizer_Stage3.checkpoint_event_prologue, ["self"]),
         (DeepSpeedZeroOptimizer_Stage3.checkpoint_event_epilogue, ["self"]),
@@ -44,16 +47,20 @@ def test_functions_take_what_we_give(function: FunctionType, parameters: list[st
         "basic_optimizer",
         "checkpoint_engine",
         "checkpoint_mp_rank",
+        "config",
         "data_parallel_group",
         "dp_world_size",
         "global_samples",
         "global_steps",
         "has_moe_layers",
+        "lr_scheduler",
         "micro_steps",
         "monitor",
         "mp_world_size",
+        "param_names",
         "save_non_zero_checkpoint",
         "save_zero_checkpoint",
+        "skipped_steps",
     ],
 )
 def test_the_engine_sets_the_attributes_we_read(name: str) -> None:
@@ -125,6 +132,25 @@ def test_keys_that_deepspeed_reserves_are_known() -> None:
         constants.AUTOEP_LAYERS_KEY_LEGACY,
         constants.FOLDING_METADATA_KEY,
     } <= DEEPSPEED_STATE_KEYS
+
+
+def test_all_that_the_writers_write_is_followed() -> None:
+    """Each name in a snapshot is learned, looked up, or makes the rank record each step."""
+    source = inspect.getsource(DeepSpeedEngine._common_checkpoint_state)
+    written = set(re.findall(r"^\s+(?:return dict\()?(\w+)=", source, re.MULTILINE))
+    followed = following.STATIC | following.ABSENT | following.LOOKED_UP.keys() | following.ASKED
+    assert written | {constants.CHECKPOINT_PARALLEL_DIMS} == followed
+    for name in following.LOOKED_UP.keys() - {"lr_scheduler"}:
+        assert f"{name}=self.{'config' if name == 'ds_config' else name}," in source
+    source = inspect.getsource(DeepSpeedEngine._save_zero_checkpoint)
+    assert set(re.findall(r"[( ](\w+)=", source.split("zero_sd = dict", 1)[1].split("\n", 1)[0])) == (
+        following.OF_THE_OPTIMIZER
+    )
+
+
+def test_where_zero_keeps_what_it_trains() -> None:
+    source = inspect.getsource(DeepSpeedEngine._get_zero_param_shapes)
+    assert set(re.findall(r"self\.optimizer\.(\w+)", source)) == set(following.GROUPS)
 
 
 def test_the_table_that_the_shared_memory_collectives_ask() -> None:

@@ -10,7 +10,11 @@ import jobs
 from simple_runs import WORKER, arenas_of, report_of, whole_steps
 
 from ds_toolkit.guardian.arena import Arena
-from ds_toolkit.guardian.control import ControlBlock
+from ds_toolkit.guardian.control import CONTROL_NAME, ControlBlock
+
+
+def have_begun(arena: Arena) -> bool:
+    return all((arena.rank_folder(rank) / CONTROL_NAME).exists() for rank in (0, 1))
 
 
 def pages(arena: Arena) -> list[ControlBlock]:
@@ -23,6 +27,7 @@ def test_slots_outlive_ranks_and_guardian(tmp_path: Path) -> None:
     with jobs.Job(command) as job:
         jobs.wait_until(lambda: arenas_of(directory), 60, "the arena")
         arena = Arena(arenas_of(directory)[0])
+        jobs.wait_until(lambda: have_begun(arena), 60, "the pages of both ranks")
         jobs.wait_until(lambda: all(page.step >= 12 for page in pages(arena)), 60, "twelve steps")
         guardian = arena.guardian()
         assert guardian is not None

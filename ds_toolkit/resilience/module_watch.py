@@ -1,0 +1,116 @@
+"""Whether a module's state dict would be the same tensors as the last time, without making it.
+
+Making the state dict of 300 parameters costs a large part of a millisecond, and looking through it the same
+again. Its tables and tensors are looked at in their place, by a few calls for all layers at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from typing import Any
+
+import torch
+from torch import nn
+
+_tables_of = attrgetter("_parameters", "_modules", "_buffers")
+_hooks_of = attrgetter("_state_dict_hooks", "_state_dict_pre_hooks")
+_not_persistent_of = attrgetter("_non_persistent_buffers_set")
+_values_of = methodcaller("values")
+_look_of = attrgetter("dtype", "requires_grad")
+_shape_of = attrgetter("shape")
+_BY_ITSELF = ("state_dict", "_save_to_state_dict", "get_extra_state")
+
+
+class Moved(enum.Enum):
+    """What is other than the last time, the larger the more."""
+
+    NOTHING = 0
+    BUFFERS = 1
+    STRUCTURE = 2
+
+
+class ModuleWatch:
+    """Looks at a module again and again.
+
+    Attributes:
+        is_plain: whether its state dict is its parameters and buffers and nothing else.
+        parameters: those it had at first.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = list(module.modules())
+        self.is_plain = all(map(_is_plain, self._modules))
+        self._tables = self._tables_now()
+        self._names = list(chain.from_iterable(self._tables))
+        self._not_persistent = [set(names) for names in map(_not_persistent_of, self._modules)]
+        self._parts = _contents(self._tables)
+        # A module's three tables follow each other.
+        self.parameters = list(dict.fromkeys(_tensors(_contents(self._tables[0::3]))))
+        # What ZeRO-3 has partitioned lies elsewhere from step to step, and in the optimizer's file.
+        self._partitioned = [parameter for parameter in self.parameters if hasattr(parameter, "ds_id")]
+        self._whole = [parameter for parameter in self.parameters if not hasattr(parameter, "ds_id")]
+        self._seen = self._look_at_parameters()
+        self._seen_buffers = self._look_at_buffers()
+
+    def look(self) -> Moved:
+        """What has changed since the last time, or since the watch began."""
+        if not self._has_structure() or self._look_at_parameters() != self._seen:
+            return Moved.STRUCTURE
+        before, self._parts = self._parts, _contents(self._tables)
+        seen_before, self._seen_buffers = self._seen_buffers, self._look_at_buffers()
+        if _are_same(before, self._parts):
+            return Moved.NOTHING if seen_before == self._seen_buffers else Moved.BUFFERS
+        # The names are the same, so the values stand where they stood.
+        changed = [(old, new) for old, new in zip(before, self._parts, strict=True) if old is not new]
+        buffers = set(map(id, _contents(self._tables[2::3])))
+        if all(old is not None and new is not None and id(new) in buffers for old, new in changed):
+            return Moved.BUFFERS
+        return Moved.STRUCTURE
+
+    def _has_structure(self) -> bool:
+        return (
+            not any(chain.from_iterable(map(_hooks_of, self._modules)))
+            and _are_same(self._tables, self._tables_now())
+            and list(chain.from_iterable(self._tables)) == self._names
+            and list(map(_not_persistent_of, self._modules)) == self._not_persistent
+        )
+
+    def _tables_now(self) -> list[Any]:
+        return list(chain.from_iterable(map(_tables_of, self._modules)))
+
+    def _look_at_parameters(self) -> tuple[object, ...]:
+        return (*_addresses(self._whole), list(map(_look_of, self._partitioned)))
+
+    def _look_at_buffers(self) -> tuple[object, ...]:
+        return _addresses(_tensors(_contents(self._tables[2::3])))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    kind = type(module)
+    return not any(_hooks_of(module)) and all(
+        getattr(kind, name) is getattr(nn.Module, name) and name not in vars(module) for name in _BY_ITSELF
+    )
+
+
+def _contents(tables: Sequence[Any]) -> list[Any]:
+    return list(chain.from_iterable(map(_values_of, tables)))
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    return [value for value in values if value is not None]
+
+
+def _addresses(tensors: list[torch.Tensor]) -> tuple[object, ...]:
+    return (
+        list(map(torch.Tensor.data_ptr, tensors)),
+        list(map(torch.Tensor.stride, tensors)),
+        list(map(_shape_of, tensors)),
+        list(map(_look_of, tensors)),
+    )
+
+
+def _are_same(before: Sequence[object], now: Sequence[object]) -> bool:
+    return len(before) == len(now) and all(map(is_, before, now))
