@@ -109,14 +109,17 @@ class Follower:
 
     def _learn(self, client_state: Mapping[str, object]) -> States:
         recorded = self._record(client_state)
-        if not self._records_only:
-            unknown = _unknown(self._engine, recorded, client_state)
-            if unknown is None:
-                self._learned = _Learned(self._engine, recorded, client_state)
-                self._num_followed = 0
-            else:
-                logger.info("each snapshot asks DeepSpeed for its whole state: %s", unknown)
-                self._stop()
+        if self._records_only:
+            return recorded
+        unknown = _unknown(self._engine, recorded, client_state)
+        if unknown is None:
+            self._learned = _Learned(self._engine, recorded, client_state)
+            self._num_followed = 0
+            if self._learned.look() is not Moved.NOTHING:
+                unknown = "the module holds tensors of a kind that cannot be watched"
+        if unknown is not None:
+            logger.info("each snapshot asks DeepSpeed for its whole state: %s", unknown)
+            self._stop()
         return recorded
 
     def _stop(self) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -20,7 +20,8 @@ import torch
 # Compared by `==`, which for values of one type leaves no doubt.
 _PLAIN = frozenset({str, int, bool, bytes, type(None), torch.dtype, torch.device, torch.Size})
 _KEYS = frozenset({str, int, bool})
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+# Other kinds of tensors may hold what their address does not tell.
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # What refers to itself has no last level; and each level may be many times as long as the one above.
 _MAX_LEVELS = 40
 _MAX_VALUES = 1_000_000
@@ -50,38 +51,39 @@ def leaves(value: Any) -> list[Any] | None:
     if kind in _PLAIN:
         return [kind, value]
     found: list[Any] = []
-    level = [value]
+    level = [[value]]
     for _ in range(_MAX_LEVELS):
         if not level:
             return found
-        below = _look_at(level, found)
-        if below is None or len(below) > _MAX_VALUES:
+        below: list[list[Any]] = []
+        if not all(_look_at(values, found, below) for values in level):
             return None
-        level = below
+        if sum(map(len, below)) > _MAX_VALUES:
+            return None
+        level = [values for values in below if values]
     return None
 
 
-def _look_at(level: list[Any], found: list[Any]) -> list[Any] | None:
-    """Note what a level holds; returns what lies one level below."""
-    kinds = list(map(type, level))
+def _look_at(values: list[Any], found: list[Any], below: list[list[Any]]) -> bool:
+    """Note what some values of a level hold, and what lies one level below; whether all of it tells."""
+    kinds = list(map(type, values))
     found.append(kinds)
-    below: list[Any] = []
+    different = set(kinds)
+    if len(different) == 1:
+        return _look_at_kind(kinds[0], values, found, below)
     groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    if len(groups) == 1:
-        groups[kinds[0]] = level
-    else:
-        for value, kind in zip(level, kinds, strict=True):
-            groups[kind].append(value)
-    if all(_look_at_kind(kind, values, found, below) for kind, values in groups.items()):
-        return below
-    return None
+    for value, kind in zip(values, kinds, strict=True):
+        groups[kind].append(value)
+    return all(_look_at_kind(kind, group, found, below) for kind, group in groups.items())
 
 
-def _look_at_kind(kind: type, values: list[Any], found: list[Any], below: list[Any]) -> bool:
+def _look_at_kind(kind: type, values: list[Any], found: list[Any], below: list[list[Any]]) -> bool:
     if kind in _PLAIN:
         found.append(values)
-    elif kind in _TENSORS:
-        return _look_at_tensors(values, found)
+    elif kind in TENSORS:
+        columns = places(values)
+        found.append(columns)
+        return columns is not None
     elif kind is float:
         # 0.0 and -0.0 are equal and not the same.
         found.append(array("d", values).tobytes())
@@ -89,33 +91,33 @@ def _look_at_kind(kind: type, values: list[Any], found: list[Any], below: list[A
         found.append(list(map(repr, values)))
     elif kind is dict or kind is OrderedDict:
         keys = list(chain.from_iterable(values))
-        found += (list(map(len, values)), list(map(type, keys)), keys)
-        if not _KEYS.issuperset(map(type, keys)):
+        kinds = list(map(type, keys))
+        found += (list(map(len, values)), kinds, keys)
+        if not _KEYS.issuperset(kinds):
             return False
-        below.extend(chain.from_iterable(map(_values_of, values)))
+        below.append(list(chain.from_iterable(map(_values_of, values))))
         if kind is OrderedDict:
             # A module's state carries the versions of its layers there.
-            below.extend(map(vars, values))
+            below.append(list(map(vars, values)))
     elif kind is list or kind is tuple:
         found.append(list(map(len, values)))
-        below.extend(chain.from_iterable(values))
+        below.append(list(chain.from_iterable(values)))
     elif issubclass(kind, enum.Enum):
         found.append(values)
     elif dataclasses.is_dataclass(kind) and hasattr(values[0], "__dict__"):
-        below.extend(map(vars, values))
+        below.append(list(map(vars, values)))
     else:
         return False
     return True
 
 
-def _look_at_tensors(tensors: list[torch.Tensor], found: list[Any]) -> bool:
+def places(tensors: Sequence[torch.Tensor]) -> list[list[Any]] | None:
+    """Where and how each of some tensors lies; None if that does not tell what is in one of them."""
     dtypes = list(map(_dtype_of, tensors))
     if not _QUANTIZED.isdisjoint(dtypes):
-        return False
-    found.append(dtypes)
+        return None
     try:
-        found += [list(map(column, tensors)) for column in _COLUMNS]
+        return [dtypes, *(list(map(column, tensors)) for column in _COLUMNS)]
     except RuntimeError:
         # A sparse one has no address.
-        return False
-    return True
+        return None

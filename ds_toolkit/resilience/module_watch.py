@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ds_toolkit.resilience.leaves import TENSORS, places
+
 _tables_of = attrgetter("_parameters", "_modules", "_buffers")
 _hooks_of = attrgetter("_state_dict_hooks", "_state_dict_pre_hooks")
 _not_persistent_of = attrgetter("_non_persistent_buffers_set")
 _values_of = methodcaller("values")
 _look_of = attrgetter("dtype", "requires_grad")
-_shape_of = attrgetter("shape")
 _BY_ITSELF = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
 
@@ -43,6 +44,7 @@ class ModuleWatch:
     def __init__(self, module: nn.Module) -> None:
         self._modules = list(module.modules())
         self.is_plain = all(map(_is_plain, self._modules))
+        self._hooks = self._hooks_now()
         self._tables = self._tables_now()
         self._names = list(chain.from_iterable(self._tables))
         self._not_persistent = [set(names) for names in map(_not_persistent_of, self._modules)]
@@ -72,20 +74,23 @@ class ModuleWatch:
 
     def _has_structure(self) -> bool:
         return (
-            not any(chain.from_iterable(map(_hooks_of, self._modules)))
+            self._hooks_now() == self._hooks
             and _are_same(self._tables, self._tables_now())
             and list(chain.from_iterable(self._tables)) == self._names
             and list(map(_not_persistent_of, self._modules)) == self._not_persistent
         )
 
+    def _hooks_now(self) -> list[int]:
+        return list(chain.from_iterable(chain.from_iterable(map(_hooks_of, self._modules))))
+
     def _tables_now(self) -> list[Any]:
         return list(chain.from_iterable(map(_tables_of, self._modules)))
 
     def _look_at_parameters(self) -> tuple[object, ...]:
-        return (*_addresses(self._whole), list(map(_look_of, self._partitioned)))
+        return _places(self._whole), list(map(_look_of, self._partitioned))
 
-    def _look_at_buffers(self) -> tuple[object, ...]:
-        return _addresses(_tensors(_contents(self._tables[2::3])))
+    def _look_at_buffers(self) -> object:
+        return _places(_tensors(_contents(self._tables[2::3])))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -103,13 +108,9 @@ def _tensors(values: list[Any]) -> list[torch.Tensor]:
     return [value for value in values if value is not None]
 
 
-def _addresses(tensors: list[torch.Tensor]) -> tuple[object, ...]:
-    return (
-        list(map(torch.Tensor.data_ptr, tensors)),
-        list(map(torch.Tensor.stride, tensors)),
-        list(map(_shape_of, tensors)),
-        list(map(_look_of, tensors)),
-    )
+def _places(tensors: list[torch.Tensor]) -> object:
+    # What cannot be told is never the same.
+    return (places(tensors) if TENSORS.issuperset(map(type, tensors)) else None) or object()
 
 
 def _are_same(before: Sequence[object], now: Sequence[object]) -> bool:

@@ -273,10 +273,16 @@ def what_modules_say_by_themselves(directory: Path) -> None:
         run = Watched(directory / f"hook{stage}", stage, "fp32")
         register = run.engine.module.norm.register_state_dict_post_hook
 
-        def hook(_: Any, state: Any, prefix: str, __: Any) -> None:
-            state[f"{prefix}hooked"] = torch.ones(1)
+        added = torch.ones(1)
 
-        follow(run, {4: lambda register=register, hook=hook: register(hook)})
+        def hook(_: Any, state: Any, prefix: str, __: Any, added: torch.Tensor = added) -> None:
+            state[f"{prefix}hooked"] = added
+
+        with recordings() as calls:
+            follow(run, {4: lambda register=register, hook=hook: register(hook)})
+        # Learned and proved at first and after the hook, which is called at each step from then on.
+        with on_all_ranks():
+            assert len(calls) == 4, calls
 
 
 @scenario
@@ -324,6 +330,24 @@ def what_is_not_looked_at_is_found_when_a_checkpoint_is_due(directory: Path) -> 
                 assert not warnings, warnings
         run.settle()
         run.guard.close()
+
+
+class Odd(torch.Tensor):
+    """Says nothing of what it holds."""
+
+
+@scenario
+def tensors_of_another_kind_are_recorded_each_time(directory: Path) -> None:
+    model = SmallNet()
+    model.register_buffer("odd", torch.ones(3).as_subclass(Odd))
+    with said() as lines, recordings() as calls:
+        run = Watched(directory, 0, "fp32", engine=engine_of(model, 0))
+        for _ in range(4):
+            run.train(1)
+        run.guard.close()
+    with on_all_ranks():
+        assert len(calls) == 5, calls
+        assert sum("cannot be watched" in line for line in lines) == 1, lines
 
 
 @scenario

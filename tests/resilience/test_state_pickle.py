@@ -166,6 +166,9 @@ def looped(depth: int) -> dict[str, Any]:
         (torch.ones(2).to_sparse(), torch.zeros(2).to_sparse(), False),
         ({0.5: 1}, {-0.5: 1}, False),
         (looped(1), looped(2), False),
+        ([[], {}, ()], [[], (), {}], True),
+        ([[1], []], [[], [1]], True),
+        ({"a": {"b": [0.0]}, "c": [{}]}, {"a": {"b": [-0.0]}, "c": [{}]}, True),
     ],
 )
 def test_leaves_tell_states_apart_or_say_that_they_do_not(
