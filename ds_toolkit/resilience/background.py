@@ -53,7 +53,7 @@ class Background:
         self._closed = False
         self._hooks = [EngineHooks(engine), EngineHooks(engine.optimizer)]
         self._standby.phases.hook(self._hooks[0])
-        self._hooks[0].put_around("load_checkpoint", self._after_the_fence)
+        self._hooks[0].put_around("load_checkpoint", self._after_forgetting)
         self._hooks[1].put_around("step", self._behind_the_fence)
         self._departure = Departure(self.leave)
 
@@ -157,10 +157,12 @@ class Background:
 
         return step
 
-    def _after_the_fence(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _after_forgetting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_checkpoint(*args: object, **kwargs: object) -> object:
             if not self._closed:
-                self._fence()
+                # What was asked for of the state before is written first.
+                self.settle()
+                self._standby.snapshots.forget()
             return original(*args, **kwargs)
 
         return load_checkpoint

@@ -75,6 +75,23 @@ def slots_hold_what_deepspeed_would_have_saved(directory: Path) -> None:
 
 
 @scenario
+def slots_of_the_state_before_a_load_are_void(directory: Path) -> None:
+    """A rank that dies after going back must not be continued from where it came from."""
+    run = Watched(directory, 2, "fp32", save_every=2)
+    run.train(5)
+    assert max(run.check_slots()) == 5
+    run.engine.load_checkpoint(str(run.elsewhere), tag="3")
+    assert not any(slot.kinds for slot in run.whole_slots())
+    run.train(1)
+    slots = [slot for slot in run.whole_slots() if slot.kinds]
+    assert [slot.step for slot in slots] == [4]
+    dist.barrier()
+    with on_all_ranks():
+        run._compare(slots)
+    run.guard.close()
+
+
+@scenario
 def micro_steps_are_not_counted_as_steps(directory: Path) -> None:
     run = Watched(directory, 2, "fp32", save_every=2)
     run.train(3)
