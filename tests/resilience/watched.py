@@ -79,7 +79,7 @@ class Watched:
     def whole_slots(self) -> list[SlotState]:
         """Once nothing is copied any more, so that they stay what they are."""
         until(lambda: not any(slot.sequence % 2 for slot in self.page.slots()), "the end of the copy")
-        return [slot for slot in self.page.slots() if slot.is_whole]
+        return [slot for slot in self.page.slots() if slot.is_whole and slot.kinds]
 
     def files(self, slot: SlotState) -> dict[str, Any]:
         """The content of a slot's files, by name."""
