@@ -34,8 +34,9 @@ def test_the_closing_table(tour: tuple[Path, str]) -> None:
     _, output = tour
     assert row(output, "steps done") == "12"
     assert row(output, "last step before the death") == "7"
-    assert row(output, "step of the resume") == "4"
-    assert row(output, "steps lost") == "3"
+    # The last words of step 7, unless the rank died while it was being copied; the last save is of step 4.
+    assert row(output, "step of the resume") in ("6", "7")
+    assert row(output, "steps lost") in ("0", "1")
     assert float(row(output, "checkpoint stall, of step time").rstrip(" %")) > 0
     assert float(row(output, "consolidate, peak memory").rstrip(" MB")) > 20
 
@@ -49,14 +50,26 @@ def test_every_command_is_shown(tour: tuple[Path, str]) -> None:
     assert "exit code 247" in output
 
 
-def test_the_steps_after_the_resume_repeat_those_before_the_death(tour: tuple[Path, str]) -> None:
-    run_dir, _ = tour
-    steps = [json.loads(line) for line in (run_dir / "steps.jsonl").read_text().splitlines()]
-    died = {step["step"]: step["loss"] for step in steps if step["resumed_at"] == 0}
-    resumed = {step["step"]: step["loss"] for step in steps if step["resumed_at"] == 4}
+def losses(run_dir: Path) -> dict[int, dict[int, float]]:
+    """By the step at which a run began, and then by step."""
+    of_runs: dict[int, dict[int, float]] = {}
+    for line in (run_dir / "steps.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        of_runs.setdefault(step["resumed_at"], {})[step["step"]] = step["loss"]
+    return of_runs
+
+
+def test_the_killed_run_goes_on_as_if_nothing_had_happened(tour: tuple[Path, str], tmp_path: Path) -> None:
+    run_dir, output = tour
+    command = jobs.deepspeed_command(EXAMPLE / "train.py", "--config", run_dir / "ds_config.json")
+    jobs.run([*command, "--run-dir", tmp_path, "--steps", "12", "--save-every", "100"]).check()
+    (undisturbed,) = losses(tmp_path).values()
+    died, resumed = losses(run_dir).values()
+    resumed_at = int(row(output, "step of the resume"))
+    assert sorted(undisturbed) == list(range(1, 13))
     assert sorted(died) == list(range(1, 8))
-    assert sorted(resumed) == list(range(5, 13))
-    assert all(died[step] == resumed[step] for step in (5, 6, 7))
+    assert sorted(resumed) == list(range(resumed_at + 1, 13))
+    assert {**died, **resumed} == undisturbed
 
 
 def test_plain_pytorch_reads_the_weights(tour: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
