@@ -125,6 +125,7 @@ class Background:
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written, at most as long as a death may wait."""
+        self._fence()
         self._note(self._standby.wait_for_saves(self._settings.deadline_seconds))
 
     def leave(self, why: Leaving, detail: str) -> None:

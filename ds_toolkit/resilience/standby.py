@@ -82,7 +82,7 @@ class Standby:
         self._pending: SaveRequest | None = None
         self._has_failed = False
         self._next_attempt_seconds = 0.0
-        self._connect()
+        self._client = _greeted(self._arena, self._control)
 
     @classmethod
     def enter(
@@ -158,8 +158,7 @@ class Standby:
         snapshots.close()
         control.leaving = Leaving.GOODBYE
         try:
-            client = GuardianClient(arena.socket_path)
-            client.send({"event": "hello", "rank": control.rank, "pid": control.process[0]})
+            client = _greeted(arena, control)
             client.send({"event": "goodbye"})
             client.close()
         except GuardianGoneError:
@@ -209,9 +208,8 @@ class Standby:
         return events
 
     def wait_for_saves(self, timeout_seconds: float) -> list[dict[str, Any]]:
-        """Until the save that was asked for is over, or time is up; what the guardian said meanwhile."""
+        """Behind the fence, until the last save is over or time is up; what the guardian said meanwhile."""
         deadline = time.monotonic() + timeout_seconds
-        self.snapshots.fence()
         events = self.heard()
         while self.is_saving and self.is_heard and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -260,7 +258,7 @@ class Standby:
         try:
             if self._client is None:
                 # A new one may have been started by another rank.
-                self._connect()
+                self._client = _greeted(self._arena, self._control)
             if self._client is not None:
                 self._client.send({"event": "goodbye"})
                 self._client.close()
@@ -291,11 +289,6 @@ class Standby:
             if slot.wanted == int(request.save_id, 16):
                 self._control.let_go(slot.index)
 
-    def _connect(self) -> None:
-        client = GuardianClient(self._arena.socket_path)
-        client.send({"event": "hello", "rank": self._control.rank, "pid": self._control.process[0]})
-        self._client = client
-
     def _lose_guardian(self) -> None:
         if self._client is None:
             return
@@ -313,7 +306,14 @@ class Standby:
         try:
             if self._berth.is_first:
                 start_guardian(self._arena)
-            self._connect()
+            self._client = _greeted(self._arena, self._control)
             logger.info("a guardian stands by again")
         except ToolkitError as error:
             logger.warning("%s", error)
+
+
+def _greeted(arena: Arena, control: ControlBlock) -> GuardianClient:
+    """A connection to the guardian, which knows whose it is."""
+    client = GuardianClient(arena.socket_path)
+    client.send({"event": "hello", "rank": control.rank, "pid": control.process[0]})
+    return client
