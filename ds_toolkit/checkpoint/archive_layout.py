@@ -52,9 +52,9 @@ class ArchiveLayout:
 
     def header(self, key: int, crc32: int = 0) -> tuple[int, bytes]:
         """What stands in front of a storage, and at which offset; a CRC of 0 is one that nobody computed."""
-        start = self.offsets_bytes[key - 1] + self.storage_bytes[key - 1] if key else 0
-        padding_bytes = self.offsets_bytes[key] - start
-        return start, _local_header(_storage_name(key), self.storage_bytes[key], crc32, padding_bytes)
+        start = self._start(key)
+        whole_bytes = self.offsets_bytes[key] - start
+        return start, _local_header(_storage_name(key), self.storage_bytes[key], crc32, whole_bytes)
 
     def tail(self, pickled: bytes, crcs: Mapping[int, int] | None = None) -> bytes:
         """What stands behind the storages, from `tail_offset_bytes` to the end of the file.
@@ -73,6 +73,9 @@ class ArchiveLayout:
         end = _end(num_entries, len(directory), self.tail_offset_bytes + len(out))
         return bytes(out) + bytes(directory) + end
 
+    def _start(self, key: int) -> int:
+        return self.offsets_bytes[key - 1] + self.storage_bytes[key - 1] if key else 0
+
     @cached_property
     def _entries_without_crcs(self) -> bytes:
         # A snapshot has them at every step.
@@ -80,7 +83,7 @@ class ArchiveLayout:
 
     def _entries(self, crcs: Mapping[int, int]) -> bytes:
         return b"".join(
-            _entry(_storage_name(key), size_bytes, crcs.get(key, 0), self.header(key)[0])
+            _entry(_storage_name(key), size_bytes, crcs.get(key, 0), self._start(key))
             for key, size_bytes in enumerate(self.storage_bytes)
         )
 

@@ -21,10 +21,10 @@ from ds_toolkit.checkpoint.sweeping import AGREEMENT_FOLDER
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.files import fsync_directory, make_directory, write_whole
 from ds_toolkit.guardian.arena import Job
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.pieces import PieceKind
 from ds_toolkit.guardian.topology import Decision, Slot, Verdict, decide
 from ds_toolkit.guardian.wording import in_words
-from ds_toolkit.guardian.writing import Deadline
 
 _DECISION_NAME = "decision.json"
 _LOOK_SECONDS = 0.1

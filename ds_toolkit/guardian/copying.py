@@ -9,11 +9,11 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import Protocol
 
 from ds_toolkit.checkpoint.crc32 import combined
 from ds_toolkit.checkpoint.ziparchive import MalformedArchiveError, Member, read_members
 from ds_toolkit.files import start_writing_back
+from ds_toolkit.guardian.deadline import Deadline
 
 # Few large requests are fast; more than this would be most of the guardian's memory.
 COPY_BYTES = 2 * 2**20
@@ -21,20 +21,14 @@ COPY_BYTES = 2 * 2**20
 _HEADER_CRC_OFFSET, _ENTRY_CRC_OFFSET = 14, 16
 
 
-class Limit(Protocol):
-    """Says when there is no more time; `Deadline` does."""
-
-    def check(self) -> None:
-        """Go on, or raise."""
-
-
-def copy_file(source: Path, target: Path, deadline: Limit) -> tuple[int, int]:
+def copy_file(source: Path, target: Path, deadline: Deadline) -> tuple[int, int]:
     """Copy, and flush; what is no archive is copied as it is.
 
     Returns:
         Size in bytes and CRC-32 of the new file.
 
     Raises:
+        ToolkitError: the deadline has passed.
         OSError: the file cannot be written.
     """
     with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
@@ -55,7 +49,7 @@ def _without_crc(descriptor: int) -> list[Member]:
 
 
 class _Copy:
-    def __init__(self, reader: int, writer: int, deadline: Limit) -> None:
+    def __init__(self, reader: int, writer: int, deadline: Deadline) -> None:
         self._reader, self._writer, self._deadline = reader, writer, deadline
         self._buffer = memoryview(bytearray(COPY_BYTES))
         self.size_bytes = os.fstat(reader).st_size

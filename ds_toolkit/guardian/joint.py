@@ -14,8 +14,9 @@ from ds_toolkit.checkpoint.manifest import WEIGHTS_ONLY, Manifest, ManifestFile,
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.files import write_whole
 from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.journal import note
-from ds_toolkit.guardian.writing import Deadline, Giving, copy_slot, lay_beside
+from ds_toolkit.guardian.writing import Giving, copy_slot, lay_beside
 
 _LOOK_SECONDS = 0.1
 _VISIBLE_SECONDS = 5.0

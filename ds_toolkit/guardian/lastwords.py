@@ -16,14 +16,15 @@ from ds_toolkit.checkpoint.verify import verify_sizes
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.agreeing import Agreement, Order, Report, order_for
 from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.joint import JointTag, Purpose
 from ds_toolkit.guardian.journal import note, note_failure
 from ds_toolkit.guardian.pieces import PieceKind
 from ds_toolkit.guardian.ranks import LocalRank
-from ds_toolkit.guardian.saving import Saving, delete_expired
+from ds_toolkit.guardian.saving import Saving, delete_old_tags
 from ds_toolkit.guardian.settling import MAX_SECONDS, settle
 from ds_toolkit.guardian.topology import Verdict
-from ds_toolkit.guardian.writing import Deadline, Giving, SlotChangedError
+from ds_toolkit.guardian.writing import Giving, SlotChangedError
 
 _TRIES = 3
 _CLOCK_SECONDS = 2.0
@@ -183,7 +184,7 @@ class LastWords:
             if lock is not None:
                 lock.release()
         if order.committer == self._job.node and order.kind != WEIGHTS_ONLY:
-            delete_expired(self._job, manifest)
+            delete_old_tags(self._job, manifest)
         return manifest
 
     def _lock(self, order: Order) -> Ownership | None:

@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_toolkit.checkpoint import commit
 from ds_toolkit.checkpoint.commit import PartialTag
+from ds_toolkit.checkpoint.expiry import delete_expired
 from ds_toolkit.checkpoint.manifest import PERIODIC, Manifest, check_tag
-from ds_toolkit.checkpoint.retention import expired
-from ds_toolkit.checkpoint.tag_folders import committed
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.joint import JointTag, Purpose
 from ds_toolkit.guardian.journal import note, note_failure
 from ds_toolkit.guardian.pieces import PieceKind
 from ds_toolkit.guardian.ranks import LocalRank
 from ds_toolkit.guardian.topology import Slot, Verdict, decide
-from ds_toolkit.guardian.writing import Deadline, Giving
+from ds_toolkit.guardian.writing import Giving
 
 # How long the guardian of another node may take longer than this one.
 _PATIENCE_SECONDS = 600.0
@@ -151,7 +150,7 @@ class Saving:
                 self._idle.notify_all()
             # Large tags take long to delete; last words do not wait for that.
             if manifest is not None and self._job.node == self._job.nodes[0]:
-                delete_expired(self._job, manifest)
+                delete_old_tags(self._job, manifest)
             with self._idle:
                 self._is_deleting = False
                 self._idle.notify_all()
@@ -230,16 +229,9 @@ def _named(request: Request) -> dict[str, object]:
     return {"save_id": request.save_id, "tag": request.tag, "step": request.step}
 
 
-def delete_expired(job: Job, newest: Manifest) -> None:
-    """Delete what `keep_last` no longer covers; a failure costs space and is told in the log."""
-    try:
-        for tag in expired(
-            committed(job.directory),
-            keep_last=job.keep_last,
-            keep_every=job.keep_every,
-            newest=newest,
-            broken=job.broken,
-        ):
-            commit.delete(job.directory / tag)
-    except OSError as error:
-        note(f"an old checkpoint could not be deleted: {error}")
+def delete_old_tags(job: Job, newest: Manifest) -> None:
+    """Delete what the job keeps no longer; a failure costs space and is told in the log."""
+    for line in delete_expired(
+        job.directory, newest=newest, keep_last=job.keep_last, keep_every=job.keep_every, broken=job.broken
+    ):
+        note(line)

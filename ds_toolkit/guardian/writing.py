@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,32 +12,12 @@ from ds_toolkit.files import write_whole
 from ds_toolkit.guardian.arena import Arena, read_contents
 from ds_toolkit.guardian.control import ControlBlock, SlotState
 from ds_toolkit.guardian.copying import copy_file
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.pieces import PieceKind
 
 
 class SlotChangedError(ToolkitError):
     """A slot was written over, or has lost a file, while it was read: the copy is worth nothing."""
-
-
-class Deadline:
-    """The moment at which work is given up; it may be brought forward by another thread."""
-
-    def __init__(self, seconds: float = float("inf")) -> None:
-        self.at = time.monotonic() + seconds
-
-    @property
-    def seconds_left(self) -> float:
-        """Zero if it has passed."""
-        return max(0.0, self.at - time.monotonic())
-
-    def check(self) -> None:
-        """Go on, or give up.
-
-        Raises:
-            ToolkitError: it has passed.
-        """
-        if time.monotonic() > self.at:
-            raise ToolkitError("the time for writing a checkpoint is over")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import deepspeed.comm as dist
+import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
+import ds_toolkit
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience.writing import written
@@ -108,6 +111,15 @@ def read_shards(engine: Any, directory: Path, tag: str) -> dict[str, Any]:
     if path is None:
         raise ToolkitError("DeepSpeed could not load the checkpoint", where=directory / tag)
     return dict(client_state)
+
+
+def software_versions() -> dict[str, str]:
+    """Of what writes a checkpoint, for its manifest."""
+    return {
+        "ds_toolkit": ds_toolkit.__version__,
+        "deepspeed": str(deepspeed.__version__),
+        "torch": torch.__version__,
+    }
 
 
 def run_shape(engine: Any) -> RunShape:

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import deepspeed
-import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import groups
 
-import ds_toolkit
 from ds_toolkit.checkpoint.commit import new_save_id
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.config.guard_settings import AUTO, GuardSettings
@@ -25,6 +22,7 @@ from ds_toolkit.guardian.arena import Arena, Job, arena_root
 from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 from ds_toolkit.resilience import agreement
+from ds_toolkit.resilience.capture import software_versions
 from ds_toolkit.units import format_bytes
 
 # Left to the training processes, which need more than they hold after the first step.
@@ -107,10 +105,8 @@ def find_berth(engine: Any) -> Berth:
 
 def sharding_of(engine: Any) -> Sharding:
     """How the state of this job is spread over its ranks. Collective."""
-    stage = int(engine.zero_optimization_stage())
-    if stage < 3:
-        # BF16_Optimizer partitions at whatever stage the config says.
-        stage = min(1, max(stage, int(engine.save_zero_checkpoint))) if stage != 2 else 2
+    # BF16_Optimizer partitions at whatever stage the config says.
+    stage = max(int(engine.zero_optimization_stage()), int(engine.save_zero_checkpoint))
     return Sharding(
         ranks=tuple(agreement.gather(_coordinates(engine))),
         stage=stage,
@@ -186,11 +182,7 @@ def enter_arena(
         sharding=sharding,
         kinds=tuple(agreement.gather(frozenset(kinds))),
         shape=shape,
-        versions={
-            "ds_toolkit": ds_toolkit.__version__,
-            "deepspeed": str(deepspeed.__version__),
-            "torch": torch.__version__,
-        },
+        versions=software_versions(),
         deadline_seconds=settings.deadline_seconds,
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,

@@ -301,7 +301,7 @@ class CheckpointGuard:
         )
         self._broken_tags = [broken for broken in self._broken_tags if broken != tag]
         if agreement.rank() == 0:
-            save.delete_expired(self.directory, self.settings, newest=manifest, broken=self._broken_tags)
+            save.delete_old_tags(self.directory, self.settings, newest=manifest, broken=self._broken_tags)
         stall_seconds = time.monotonic() - started_seconds
         self._committed_step = step
         self._cadence.observe(stall_seconds=stall_seconds, write_seconds=0.0)

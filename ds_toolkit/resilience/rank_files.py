@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.runtime.pipe.module import PipelineModule
 
 from ds_toolkit.guardian.pieces import PieceKind
 from ds_toolkit.resilience.following import Follower
@@ -105,8 +104,3 @@ class RankFiles:
                     kept.copy_(value)
                     random[name] = kept
         return random
-
-
-def is_pipeline(engine: Any) -> bool:
-    """Whether DeepSpeed writes a file for each layer."""
-    return isinstance(engine.module, PipelineModule)

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import deepspeed.comm as dist
 import torch
 from deepspeed.runtime.pipe.module import PipelineModule
 
-import ds_toolkit
 from ds_toolkit.checkpoint import commit
+from ds_toolkit.checkpoint.expiry import delete_expired
 from ds_toolkit.checkpoint.manifest import Manifest, check_tag
-from ds_toolkit.checkpoint.retention import expired
-from ds_toolkit.checkpoint.tag_folders import committed
 from ds_toolkit.config.guard_settings import GuardSettings
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience import agreement
-from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS, run_shape, write_shards
+from ds_toolkit.resilience.capture import (
+    DEEPSPEED_STATE_KEYS,
+    RECOVERY_SCRIPTS,
+    run_shape,
+    software_versions,
+    write_shards,
+)
 from ds_toolkit.resilience.rank_state import (
     Stateful,
     buffer_digests,
@@ -98,24 +101,21 @@ def save(
         raise
 
 
-def delete_expired(
+def delete_old_tags(
     directory: Path, settings: GuardSettings, *, newest: Manifest, broken: Collection[str]
 ) -> None:
     """Delete the tags that `keep_last` and `keep_every` no longer cover after a commit; for rank 0 alone.
 
     A failure is logged and ends no training: the new checkpoint is safe, an old one still takes space.
     """
-    for tag in expired(
-        committed(directory),
-        keep_last=settings.keep_last,
+    for line in delete_expired(
+        directory,
         newest=newest,
-        broken=broken,
+        keep_last=settings.keep_last,
         keep_every=settings.keep_every,
+        broken=broken,
     ):
-        try:
-            commit.delete(directory / tag)
-        except OSError as error:
-            logger.warning("the old checkpoint %s could not be deleted: %s", tag, error)
+        logger.warning("%s", line)
 
 
 def _agreed(directory: Path, tag: str, step: int, protect: bool) -> commit.PartialTag:
@@ -177,11 +177,6 @@ def _write(
 
 
 def _commit(partial: commit.PartialTag, protect: bool, micro_steps: int) -> Manifest:
-    versions = {
-        "ds_toolkit": ds_toolkit.__version__,
-        "deepspeed": str(deepspeed.__version__),
-        "torch": torch.__version__,
-    }
     return commit.commit(
-        partial, kind=PERIODIC, protected=protect, micro_steps=micro_steps, versions=versions
+        partial, kind=PERIODIC, protected=protect, micro_steps=micro_steps, versions=software_versions()
     )

@@ -56,7 +56,6 @@ class Snapshots:
         stall_seconds: how long the training loop has waited for snapshots, all in all.
         stalls_seconds: the same of the latest ones, each with the fence behind it.
         num_taken: how many there were.
-        step: optimizer steps that the newest one holds, whole or not yet; None before the first.
     """
 
     def __init__(self, engine: Any, files: RankFiles, arena: Arena, control: ControlBlock) -> None:
@@ -69,7 +68,6 @@ class Snapshots:
         self.stall_seconds = 0.0
         self.stalls_seconds: deque[float] = deque(maxlen=_NUM_STALLS)
         self.num_taken = 0
-        self.step: int | None = None
 
     @property
     def copy_seconds(self) -> float:
@@ -120,7 +118,6 @@ class Snapshots:
             then()
 
         self._thread.start(later, finish)
-        self.step = step
         self.num_taken += 1
         stall_seconds = time.monotonic() - started_seconds
         self.stall_seconds += stall_seconds

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import jobs
+import mounts
 import pytest
 import torch
 
@@ -99,13 +100,10 @@ def test_a_place_that_may_not_be_written(small: Path, tmp_path: Path, out: str) 
     place = tmp_path / "place"
     (place / "old").mkdir(parents=True)
     # Root may write anywhere but on a file system that is read-only.
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
-    try:
+    with mounts.tmpfs(place):
         (place / "old").mkdir()
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         finished = jobs.run([*COMMAND, small, f"{place}/{out}"])
-    finally:
-        subprocess.run(["umount", place], check=True)
     assert finished.exit_code == 2
     assert finished.output.startswith("error: the output cannot be written")
     assert f"where: {place / Path(out).name}" in finished.output
@@ -115,13 +113,8 @@ def test_a_place_that_may_not_be_written(small: Path, tmp_path: Path, out: str) 
 
 def test_a_dry_run_that_would_not_fit(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(tmp_path / "tag", 1, 2**20)
-    place = tmp_path / "place"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], check=True)
-    try:
+    with mounts.tmpfs(tmp_path / "place", "2m") as place:
         finished = jobs.run([*COMMAND, checkpoint, f"{place}/", "--dry-run"])
-    finally:
-        subprocess.run(["umount", place], check=True)
     assert finished.exit_code == 1
     assert "needs   4.2 MB of disk, and 2.1 MB are free: too little" in finished.output
 

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import mounts
 import pytest
 import safetensors.torch
 import torch
@@ -276,14 +277,8 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, suffix: str, dtype:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode != 0:
-        pytest.fail(f"this test needs the right to mount a tmpfs: {done.stderr}")
-    yield folder
-    subprocess.run(["umount", str(folder)], timeout=30, check=True)
+    with mounts.tmpfs(tmp_path / "disk", str(TMPFS_BYTES)) as folder:
+        yield folder
 
 
 OUTPUTS = ["model.bin", "model.safetensors", "folder/", "."]

@@ -12,7 +12,7 @@ import torch
 
 from ds_toolkit.checkpoint.ziparchive import read_members
 from ds_toolkit.guardian.copying import COPY_BYTES, copy_file
-from ds_toolkit.guardian.writing import Deadline
+from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.resilience.copying_thread import Copy, copy_all
 from ds_toolkit.resilience.slot_files import SlotFile, bytes_of
 from ds_toolkit.resilience.state_pickle import StatePickler

@@ -10,7 +10,8 @@ import pytest
 
 from ds_toolkit.guardian.arena import Arena, write_contents
 from ds_toolkit.guardian.control import ControlBlock
-from ds_toolkit.guardian.writing import Deadline, Giving, SlotChangedError, copy_slot
+from ds_toolkit.guardian.deadline import Deadline
+from ds_toolkit.guardian.writing import Giving, SlotChangedError, copy_slot
 
 
 class Interrupted(Deadline):

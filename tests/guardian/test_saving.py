@@ -16,7 +16,8 @@ from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian import writing
 from ds_toolkit.guardian.arena import Arena
-from ds_toolkit.guardian.writing import Deadline, Giving, SlotChangedError, copy_slot
+from ds_toolkit.guardian.deadline import Deadline
+from ds_toolkit.guardian.writing import Giving, SlotChangedError, copy_slot
 
 NAMES = [
     "ds_toolkit_rank_00000.pt",

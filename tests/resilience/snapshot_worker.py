@@ -17,6 +17,7 @@ from typing import Any
 import deepspeed
 import deepspeed.comm as dist
 import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,7 +27,6 @@ from training import finish, start
 
 from ds_toolkit import CheckpointGuard
 from ds_toolkit.guardian.arena import read_contents
-from ds_toolkit.resilience.rank_files import is_pipeline
 from ds_toolkit.resilience.standby import Standby
 
 SAVED_BY_HAND = {"note", "path", "settings"}
@@ -83,7 +83,7 @@ def compared(engine: Any, guard: CheckpointGuard, saved: Path) -> dict[str, Any]
 
 def rank_specific(engine: Any) -> dict[str, torch.Tensor]:
     """Buffers of this rank, which a model file of another rank cannot hold."""
-    return {} if is_pipeline(engine) else dict(engine.module.named_buffers())
+    return {} if isinstance(engine, PipelineEngine) else dict(engine.module.named_buffers())
 
 
 def same(mine: Any, theirs: Any, place: tuple[Any, ...], buffers: dict[str, torch.Tensor]) -> int:

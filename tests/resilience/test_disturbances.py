@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jobs
+import mounts
 import psutil
 import pytest
 from simple_runs import WORKER, arenas_of, report_of, whole_steps
@@ -30,13 +30,8 @@ def hidden(directory: Path) -> list[str]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 20 MB: room for two checkpoints of the big kind, not for three."""
-    mount_point = tmp_path / "small"
-    mount_point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(mount_point)], check=True)
-    try:
+    with mounts.tmpfs(tmp_path / "small", "20m") as mount_point:
         yield mount_point
-    finally:
-        subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def test_a_disk_that_fills_up_during_a_save(small_disk: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mounts
 import pytest
 import torch
 
@@ -54,13 +54,8 @@ def test_a_state_without_tensors(tmp_path: Path) -> None:
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of one megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], check=True)
-    try:
+    with mounts.tmpfs(tmp_path / "small", "1m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_too_little_room_is_told_before_anything_is_copied(small_memory: Path) -> None:
