@@ -34,6 +34,11 @@ MAX_BF16_OF_FP32 = 1.5
 MAX_PEAK_BYTES = 450 * MEGABYTE
 # What a process takes before it does anything; `cp` needs none of it.
 STARTUP = [sys.executable, "-c", "import typer, rich, ds_toolkit.convert.consolidate"]
+DISK = (
+    'dd if=/dev/zero of="$1" bs=2097152 count=$(($(stat -c %s "$0") / 2097152)) oflag=direct conv=fsync 2>&1'
+)
+# A disk that is told to forget removed files is slower meanwhile.
+PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -100,23 +105,36 @@ def measure(folder: Path, num_rounds: int) -> dict[str, list[Run]]:
                 out / "model.safetensors",
                 out / "copy2",
             ],
+            # What the disk itself takes for so many bytes that lie in memory.
+            "disk": ["sh", "-c", DISK, out / "model.safetensors", out / "zeros"],
             ".bin": [*ours, out / "model.bin"],
             ".safetensors bf16": [*ours, out / "model.safetensors", "--dtype", "bf16"],
         }.items():
-            if not what.startswith("cp"):
+            if what != "disk" and not what.startswith("cp"):
                 shutil.rmtree(out, ignore_errors=True)
                 out.mkdir()
+            warm(checkpoint)
             run = run_once(command)
-            # The first round warms the cache.
+            # The first round loads programs and libraries.
             if number:
                 runs.setdefault(what, []).append(run)
             print(f"round {number}: {what}: {run.seconds:.2f} s", file=sys.stderr)
     return runs
 
 
+def warm(checkpoint: Path) -> None:
+    """Bring the checkpoint back to the page cache; the outputs of the last command have pushed it out."""
+    for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
+        with path.open("rb", buffering=0) as file:
+            buffer = bytearray(8 * 2**20)
+            while file.readinto(buffer):
+                pass
+
+
 def run_once(command: list[str | Path]) -> Run:
     """Run a command to its end; what it left in the page cache is written out before, so that none waits."""
     os.sync()
+    time.sleep(PAUSE_SECONDS)
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

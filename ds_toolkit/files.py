@@ -159,12 +159,38 @@ def start_writing_back(descriptor: int, offset_bytes: int, num_bytes: int) -> No
         begin(descriptor, offset_bytes, num_bytes, _SYNC_FILE_RANGE_WRITE)
 
 
+def reserve(descriptor: int, num_bytes: int) -> None:
+    """Let the file system set space aside for the file's first bytes (Linux `fallocate`).
+
+    What is written then needs no search for room, and a disk without it is known at once. Where the file
+    system cannot do it nothing happens; `posix_fallocate` would write to every block there.
+
+    Raises:
+        OSError: there is no room, or the user may not have so much.
+    """
+    allocate = _fallocate()
+    if allocate is None or num_bytes == 0 or allocate(descriptor, 0, 0, num_bytes) == 0:
+        return
+    code = ctypes.get_errno()
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(code, os.strerror(code))
+
+
 @functools.cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    return _of_c_library("sync_file_range", (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint))
+
+
+@functools.cache
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    return _of_c_library("fallocate", (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64))
+
+
+def _of_c_library(name: str, argument_types: tuple[type, ...]) -> Callable[[int, int, int, int], int] | None:
     try:
-        begin = ctypes.CDLL(None).sync_file_range
+        found = getattr(ctypes.CDLL(None, use_errno=True), name)
     except AttributeError:
         return None
-    begin.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    function: Callable[[int, int, int, int], int] = begin
+    found.argtypes = argument_types
+    function: Callable[[int, int, int, int], int] = found
     return function

@@ -1,92 +1,47 @@
 """The engine that moves byte ranges from files to a file, converting element types on the way.
 
-A few threads, each with one buffer: memory does not depend on how much is moved. Reading, writing, CRCs and
-numpy's conversions all release the interpreter's lock.
+A few threads, each with a block of the destination: memory does not depend on how much is moved. Reading,
+writing, CRCs and numpy's conversions all release the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ds_toolkit.checkpoint.crc32 import combined
-from ds_toolkit.checkpoint.dtypes import DType, convert
+from ds_toolkit.checkpoint.dtypes import convert
 from ds_toolkit.checkpoint.reading import read_into
-from ds_toolkit.convert.gathering import Gather, Read
 from ds_toolkit.convert.integrity import SourceCrcs
+from ds_toolkit.convert.moves import Block, Elements, blocks, num_written_bytes
+from ds_toolkit.convert.output_file import ALIGNMENT_BYTES, OutputFile
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.files import start_writing_back
 from ds_toolkit.units import format_bytes
 
 # Large enough for the disk, small enough for a processor's cache to hold it between reading, CRC and writing.
-PIECE_BYTES = 2 * 2**20
+BLOCK_BYTES = 2 * 2**20
+THREADS_PER_CPU = 2
 MAX_THREADS = 8
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Move:
-    """A byte range of a source file, where it goes in the destination, and as what.
-
-    `num_bytes` counts source bytes, whole elements of `source_dtype`. Moves with the same `member` are
-    consecutive parts of one member of the destination, whose CRC-32 is wanted.
-    """
-
-    source: Path
-    source_offset_bytes: int
-    num_bytes: int
-    source_dtype: DType
-    destination_offset_bytes: int
-    destination_dtype: DType
-    member: str
-
-    @property
-    def sources(self) -> Iterator[Path]:
-        """The file that is read."""
-        yield self.source
-
-    @property
-    def num_written_bytes(self) -> int:
-        """Bytes in the destination."""
-        return self.num_bytes // self.source_dtype.size_bytes * self.destination_dtype.size_bytes
-
-    def pieces(self, piece_bytes: int) -> Iterator[Move]:
-        """The same in pieces of at most so many bytes of the source."""
-        if 0 < self.num_bytes <= piece_bytes:
-            yield self
-            return
-        item_bytes, written_item_bytes = self.source_dtype.size_bytes, self.destination_dtype.size_bytes
-        step_bytes = piece_bytes // item_bytes * item_bytes
-        for start in range(0, self.num_bytes, step_bytes):
-            written = start // item_bytes * written_item_bytes
-            yield replace(
-                self,
-                source_offset_bytes=self.source_offset_bytes + start,
-                num_bytes=min(step_bytes, self.num_bytes - start),
-                destination_offset_bytes=self.destination_offset_bytes + written,
-            )
-
-    def fill(self, buffer: memoryview, read: Read) -> memoryview:
-        """The bytes as they are in the source, at the front of the buffer."""
-        raw = buffer[: self.num_bytes]
-        read(self.source, self.source_offset_bytes, raw)
-        return raw
+# Source, place, size and CRC-32 of what was read; place, member, CRC-32 and size of what was written.
+_RangeCrc = tuple[Path, int, int, int]
+_MemberCrc = tuple[int, str, int, int]
 
 
 def default_num_threads() -> int:
-    """As many as this process may use processors, up to a number beyond which disks get no faster."""
-    return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    """Some for each processor, since half of them wait for the disk, up to where disks get no faster."""
+    return min(THREADS_PER_CPU * len(os.sched_getaffinity(0)), MAX_THREADS)
 
 
 def copy_ranges(
-    moves: Sequence[Move | Gather],
+    moves: Sequence[Elements],
     destination: Path,
     *,
     checksums: bool = False,
@@ -131,7 +86,7 @@ class _Crew:
 
     def __init__(
         self,
-        moves: Sequence[Move | Gather],
+        moves: Sequence[Elements],
         destination: Path,
         source_crcs: SourceCrcs | None,
         *,
@@ -144,71 +99,77 @@ class _Crew:
         self._destination = destination
         self._progress = progress
         self._source_crcs = source_crcs
-        self._total_bytes = sum(move.num_written_bytes for move in moves)
+        self._total_bytes = sum(map(num_written_bytes, moves))
         self._done_bytes = 0
-        self._pieces = (piece for move in moves for piece in move.pieces(PIECE_BYTES))
+        self._blocks = blocks(moves, BLOCK_BYTES)
         self._lock = threading.Lock()
         self._descriptors: dict[Path, int] = {}
-        self._crcs: list[tuple[int, str, int, int]] | None = [] if checksums else None
+        self._crcs: list[_MemberCrc] | None = [] if checksums else None
 
     def open_files(self, stack: contextlib.ExitStack) -> None:
         for path in dict.fromkeys(path for move in self._moves for path in move.sources):
-            self._descriptors[path] = _opened(path, os.O_RDONLY, stack)
-        self._written = _opened(self._destination, os.O_WRONLY, stack)
+            self._descriptors[path] = _opened(path, stack)
+        try:
+            self._output = OutputFile(self._destination, stack)
+        except OSError as error:
+            raise self._explained(error) from error
 
     def work(self) -> None:
-        buffer = memoryview(bytearray(PIECE_BYTES))
+        # Pages of its own, as direct writing wants them; the last element may reach over the block's end.
+        buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES + ALIGNMENT_BYTES))
+        scratch = memoryview(bytearray(BLOCK_BYTES))
         try:
             while not self.stop:
                 with self._lock:
-                    piece = next(self._pieces, None)
-                if piece is None:
+                    block = next(self._blocks, None)
+                if block is None:
                     return
-                self._carry(piece, buffer)
+                self._carry(block, buffer, scratch)
         except BaseException as error:
             with self._lock:
                 self.error = self.error or self._explained(error)
             self.stop = True
 
-    def _carry(self, piece: Move | Gather, buffer: memoryview) -> None:
-        read_crcs: list[tuple[Path, int, int, int]] = []
+    def _carry(self, block: Block, buffer: memoryview, scratch: memoryview) -> None:
+        read_crcs: list[_RangeCrc] = []
+        written_crcs: list[_MemberCrc] = []
 
         def read(source: Path, offset_bytes: int, out: memoryview) -> None:
-            self._read(source, offset_bytes, out)
+            read_into(self._descriptors[source], source, offset_bytes, out)
             if self._source_crcs is not None:
                 read_crcs.append((source, offset_bytes, len(out), zlib.crc32(out)))
 
-        raw = piece.fill(buffer, read)
-        data = raw if piece.source_dtype == piece.destination_dtype else _converted(raw, piece)
-        crc = self._written_crc(piece, data, read_crcs)
-        self._write(piece.destination_offset_bytes, data)
+        for piece in block.pieces:
+            start, num_bytes = piece.destination_offset_bytes, num_written_bytes(piece)
+            data = buffer[start - block.start_bytes :][:num_bytes]
+            is_kept = piece.source_dtype == piece.destination_dtype
+            raw = piece.fill(data if is_kept else scratch, read)
+            if not is_kept:
+                data[:] = _converted(raw, piece)
+            if self._crcs is not None:
+                # What is written as it was read has one CRC; what is gathered may be in another order.
+                is_as_read = is_kept and piece.is_in_order and read_crcs
+                crc32 = read_crcs[-1][-1] if is_as_read else zlib.crc32(data)
+                written_crcs.append((start, piece.member, crc32, num_bytes))
+        self._write(block, buffer)
+        self._note(block, read_crcs, written_crcs)
+
+    def _write(self, block: Block, buffer: memoryview) -> None:
+        if block.is_whole:
+            self._output.write_block(block.start_bytes, buffer[:BLOCK_BYTES])
+            return
+        for start, end in block.runs():
+            self._output.write(start, buffer[start - block.start_bytes : end - block.start_bytes])
+
+    def _note(self, block: Block, read_crcs: Sequence[_RangeCrc], written_crcs: Sequence[_MemberCrc]) -> None:
         with self._lock:
             for read_crc in read_crcs:
                 self._source_crcs.add(*read_crc)  # type: ignore[union-attr]
             if self._crcs is not None:
-                self._crcs.append((piece.destination_offset_bytes, piece.member, crc, len(data)))
-            self._done_bytes += len(data)
+                self._crcs.extend(written_crcs)
+            self._done_bytes += sum(map(num_written_bytes, block.pieces))
             if self._progress is not None:
                 self._progress(self._done_bytes, self._total_bytes)
-
-    def _written_crc(
-        self, piece: Move | Gather, data: memoryview, read_crcs: Sequence[tuple[Path, int, int, int]]
-    ) -> int:
-        if self._crcs is None:
-            return 0
-        # A range that is written as it was read has one CRC; what is gathered may be in another order.
-        is_as_read = isinstance(piece, Move) and piece.source_dtype == piece.destination_dtype
-        return read_crcs[0][3] if is_as_read and read_crcs else zlib.crc32(data)
-
-    def _write(self, offset_bytes: int, data: memoryview) -> None:
-        num_written = 0
-        while num_written < len(data):
-            num_written += os.pwrite(self._written, data[num_written:], offset_bytes + num_written)
-        # The disk works while the next pieces are read; else all of it would be waited for at the end.
-        start_writing_back(self._written, offset_bytes, len(data))
-
-    def _read(self, source: Path, offset_bytes: int, raw: memoryview) -> None:
-        read_into(self._descriptors[source], source, offset_bytes, raw)
 
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -241,16 +202,16 @@ def free_space_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _opened(path: Path, flags: int, stack: contextlib.ExitStack) -> int:
+def _opened(path: Path, stack: contextlib.ExitStack) -> int:
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise ToolkitError("a file cannot be opened", where=path, why=error.strerror) from error
     stack.callback(os.close, descriptor)
     return descriptor
 
 
-def _converted(raw: memoryview, piece: Move | Gather) -> memoryview:
+def _converted(raw: memoryview, piece: Elements) -> memoryview:
     import numpy as np
 
     return convert(np.frombuffer(raw, np.uint8), piece.source_dtype, piece.destination_dtype).data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ds_toolkit.checkpoint.dtypes import DType
 from ds_toolkit.checkpoint.tensors import Block, Part, StoredTensor
+from ds_toolkit.convert.moves import Read
 from ds_toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -21,15 +22,12 @@ MAX_SPANNED_BYTES = 256 * 2**20
 # Numbers are moved, never looked at.
 _AS_BYTES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
-# Reads the bytes of a file from an offset on, as many as the buffer holds.
-Read = Callable[[Path, int, memoryview], None]
-
 
 @dataclass(frozen=True)
 class Gather:
     """Elements [start, start + num_elements) of a tensor, where they go in the destination, and as what.
 
-    What `copying.Move` is to one byte range, this is to a tensor whose elements lie in several places.
+    What `moves.Move` is to one byte range, this is to a tensor whose elements lie in several places.
     """
 
     tensor: StoredTensor
@@ -38,6 +36,8 @@ class Gather:
     destination_offset_bytes: int
     destination_dtype: DType
     member: str
+
+    is_in_order = False
 
     @property
     def source_dtype(self) -> DType:
@@ -49,22 +49,15 @@ class Gather:
         """Files that are read."""
         return (place.path for place in self.tensor.slices)
 
-    @property
-    def num_written_bytes(self) -> int:
-        """Bytes in the destination."""
-        return self.num_elements * self.destination_dtype.size_bytes
-
-    def pieces(self, piece_bytes: int) -> Iterator[Gather]:
-        """The same in pieces of at most so many bytes of the source's type."""
-        step = max(piece_bytes // self.source_dtype.size_bytes, 1)
-        for first in range(0, self.num_elements, step):
-            yield replace(
-                self,
-                start=self.start + first,
-                num_elements=min(step, self.num_elements - first),
-                destination_offset_bytes=self.destination_offset_bytes
-                + first * self.destination_dtype.size_bytes,
-            )
+    def part(self, first: int, num_elements: int) -> Gather:
+        """Some of the elements, from element `first` of these on."""
+        skipped_bytes = first * self.destination_dtype.size_bytes
+        return replace(
+            self,
+            start=self.start + first,
+            num_elements=num_elements,
+            destination_offset_bytes=self.destination_offset_bytes + skipped_bytes,
+        )
 
     def fill(self, buffer: memoryview, read: Read) -> memoryview:
         """The elements, in the type that they are stored as, at the front of the buffer."""

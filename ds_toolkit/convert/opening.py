@@ -17,8 +17,9 @@ from ds_toolkit.checkpoint.masters import name_masters
 from ds_toolkit.checkpoint.reading import OpenFiles
 from ds_toolkit.checkpoint.tensors import StoredTensor
 from ds_toolkit.checkpoint.weights import read_weights
-from ds_toolkit.convert.copying import PIECE_BYTES
+from ds_toolkit.convert.copying import BLOCK_BYTES
 from ds_toolkit.convert.gathering import Gather
+from ds_toolkit.convert.moves import pieces
 from ds_toolkit.convert.weight_files import WeightFiles, holds_weight_files, read_weight_files
 from ds_toolkit.errors import ToolkitError
 
@@ -149,6 +150,6 @@ def _gathered(stored: StoredTensor) -> torch.Tensor:
                 position += place.num_bytes
         else:
             whole = Gather(stored, 0, stored.num_elements, 0, stored.dtype, stored.name)
-            for piece in whole.pieces(PIECE_BYTES):
+            for piece in pieces(whole, BLOCK_BYTES):
                 piece.fill(memory[piece.destination_offset_bytes :], files.read)
     return flat

@@ -8,16 +8,10 @@ from pathlib import Path
 
 from ds_toolkit.checkpoint.shards import Slice
 from ds_toolkit.checkpoint.tensors import StoredTensor
-from ds_toolkit.convert.copying import (
-    PIECE_BYTES,
-    Move,
-    Progress,
-    copy_ranges,
-    disk_full,
-    free_space_bytes,
-)
+from ds_toolkit.convert.copying import BLOCK_BYTES, Progress, copy_ranges, disk_full, free_space_bytes
 from ds_toolkit.convert.gathering import Gather
 from ds_toolkit.convert.integrity import SourceCrcs
+from ds_toolkit.convert.moves import Move, num_written_bytes, pieces
 from ds_toolkit.convert.placing import partial_path, real_path, whole_folder, whole_output
 from ds_toolkit.convert.targets import OutputFile, Target, index_of
 from ds_toolkit.convert.weight_files import SAFETENSORS
@@ -26,14 +20,14 @@ from ds_toolkit.errors import ToolkitError
 
 # Measured: Python with numpy.
 _BASE_BYTES = 36 * 2**20
-# A piece in a thread's buffer, and what numpy makes of it on the way to another type.
-_BUFFERS_PER_THREAD = 3
+# A block as it will stand, a piece of it as it is read, and what numpy makes of that for another type.
+_BUFFERS_PER_THREAD = 4
 
 
 def needed_memory_bytes(tensors: Mapping[str, StoredTensor], num_threads: int) -> int:
     """An estimate of the memory that `write` takes, this process included; the model's size is not in it."""
     spanned_bytes = max((_spanned_bytes(tensor) for tensor in tensors.values()), default=0)
-    each_bytes = _BUFFERS_PER_THREAD * PIECE_BYTES + spanned_bytes
+    each_bytes = _BUFFERS_PER_THREAD * BLOCK_BYTES + spanned_bytes
     return _BASE_BYTES + num_threads * each_bytes
 
 
@@ -51,16 +45,16 @@ def check_space(target: Target, files: Sequence[OutputFile]) -> None:
 def _spanned_bytes(tensor: StoredTensor) -> int:
     if tensor.is_plain:
         return 0
-    pieces = Gather(tensor, 0, tensor.num_elements, 0, tensor.dtype, tensor.name).pieces(PIECE_BYTES)
-    first = next(iter(pieces), None)
+    whole = Gather(tensor, 0, tensor.num_elements, 0, tensor.dtype, tensor.name)
+    first = next(pieces(whole, BLOCK_BYTES), None)
     if first is None:
         return 0
     stop = first.start + first.num_elements
     return max(
         block.num_spanned * tensor.dtype.size_bytes
         for part in tensor.parts
-        for whole in part.blocks or ()
-        for block in whole.between(first.start, stop)
+        for row in part.blocks or ()
+        for block in row.between(first.start, stop)
     )
 
 
@@ -181,7 +175,7 @@ def _moves(file: OutputFile, tensors: Mapping[str, StoredTensor], layout: Layout
                 member=output.name,
             )
             yield move
-            position += move.num_written_bytes
+            position += num_written_bytes(move)
 
 
 def _not_writable(target: Target, needed_bytes: int, reason: str) -> ToolkitError:

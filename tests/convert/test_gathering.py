@@ -84,7 +84,7 @@ def test_the_shares_of_ranks_along_any_dimension(shape, num_ranks, cuts, data) -
 
 
 def test_pieces_are_carried_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ds_toolkit.convert.copying.PIECE_BYTES", 1000)
+    monkeypatch.setattr("ds_toolkit.convert.copying.BLOCK_BYTES", 1000)
     whole = torch.randn(70, 50)
     (tmp_path / "shard").write_bytes(whole.t().contiguous().numpy().tobytes())
     (tmp_path / "out").write_bytes(bytes(70 * 50 * 2))
