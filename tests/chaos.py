@@ -23,7 +23,7 @@ import jobs
 import killing
 from killing import Cell, Chain, Row
 
-from ds_toolkit.guardian.arena import arena_root, remove_dead
+from ds_toolkit.guardian.arena import arenas
 
 ROWS = jobs.REPOSITORY / "docs" / "chaos.csv"
 _CELL = [field.name for field in dataclasses.fields(Cell)]
@@ -141,9 +141,16 @@ def main() -> int:
                     "went on" if row.went_on else f"from {row.resumed_step}"
                 )
                 print(f"{number} of {len(todo)}: {row.cell}: {row.phase_seen}: {verdict}", flush=True)
-        remove_dead(arena_root())
+            _free_memory(Path(folder))
     print(table.summary())
     return int(any(row["failures"] for row in table.rows.values()))
+
+
+def _free_memory(folder: Path) -> None:
+    """Where both a job and its guardian were killed, the slots wait for a next run, which there is none of."""
+    for arena in arenas():
+        if arena.job().directory.is_relative_to(folder) and arena.is_dead():
+            arena.remove()
 
 
 def _rows(folder: Path, todo: list[Cell], end: float) -> Iterator[Row]:
