@@ -147,7 +147,7 @@ def main() -> int:
 
 
 def _free_memory(folder: Path) -> None:
-    """Where both a job and its guardian were killed, the slots wait for a next run, which there is none of."""
+    """Where a job and its guardian were killed, the slots wait for a next run, and here is none."""
     for arena in arenas():
         if arena.job().directory.is_relative_to(folder) and arena.is_dead():
             arena.remove()
