@@ -29,11 +29,12 @@ ROWS = jobs.REPOSITORY / "docs" / "chaos.csv"
 _CELL = [field.name for field in dataclasses.fields(Cell)]
 _ROW = [field.name for field in dataclasses.fields(Row) if field.name != "cell"]
 _CELLS_OF_A_CHAIN = 6
+_NUM_COVERING = 60
 
 
 def matrix() -> list[Cell]:
     """Every cell; those that cover the pairs of factors come first."""
-    first = killing.cross_section(60)
+    first = killing.cross_section(_NUM_COVERING)
     values = [killing.FACTORS[name] for name in ("stage", "precision", "victim", "moment", "way")]
     launchers = itertools.cycle(killing.FACTORS["launcher"])
     rest = [Cell(*cell, launcher=next(launchers)) for cell in itertools.product(*values)]
@@ -130,9 +131,11 @@ def main() -> int:
     if not arguments.summary:
         cells = matrix()[shard - 1 :: num_shards]
         kills = [random_cell(serial) for serial in range(shard, arguments.random_kills + 1, num_shards)]
-        # Random kills in between, so that a run that is ended early has some of both.
-        mixed = [cell for pair in itertools.zip_longest(cells, kills) for cell in pair if cell is not None]
-        todo = [cell for cell in mixed if not table.survived(cell)]
+        # A run that is ended early has some of both; what covers no new pair comes last.
+        covering = set(matrix()[:_NUM_COVERING])
+        first, rest = ([cell for cell in cells if (cell in covering) == early] for early in (True, False))
+        mixed = [cell for pair in itertools.zip_longest(first, kills) for cell in pair if cell is not None]
+        todo = [cell for cell in [*mixed, *rest] if not table.survived(cell)]
         end = time.monotonic() + arguments.minutes * 60
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
             for number, row in enumerate(_rows(Path(folder), todo, end), 1):
