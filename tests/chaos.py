@@ -9,6 +9,7 @@ and parts of it may run on several machines. Exits with 1 if a kill was not surv
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -23,6 +24,7 @@ import jobs
 import killing
 from killing import Cell, Chain, Row
 
+from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import arenas
 
 ROWS = jobs.REPOSITORY / "docs" / "chaos.csv"
@@ -152,8 +154,9 @@ def main() -> int:
 def _free_memory(folder: Path) -> None:
     """Where a job and its guardian were killed, the slots wait for a next run, and here is none."""
     for arena in arenas():
-        if arena.job().directory.is_relative_to(folder) and arena.is_dead():
-            arena.remove()
+        with contextlib.suppress(ToolkitError):
+            if arena.job().directory.is_relative_to(folder) and arena.is_dead():
+                arena.remove()
 
 
 def _rows(folder: Path, todo: list[Cell], end: float) -> Iterator[Row]:

@@ -24,7 +24,7 @@ from typing import Any
 import jobs
 
 from ds_toolkit.checkpoint.incident import incidents
-from ds_toolkit.guardian.arena import Arena, arenas
+from ds_toolkit.guardian.arena import Arena, arenas_into
 from ds_toolkit.guardian.control import ControlBlock, Phase, is_alive
 
 WORKER = Path(__file__).parent / "resilience" / "kill_worker.py"
@@ -468,10 +468,9 @@ def await_arena(job: jobs.Job, directory: Path, timeout_seconds: float) -> Arena
     """
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
-        for arena in arenas():
-            with contextlib.suppress(Exception):
-                if arena.job().directory == directory and arena.has_guardian():
-                    return arena
+        for arena in arenas_into(directory):
+            if arena.has_guardian():
+                return arena
         assert job.process.poll() is None, f"the job ended early:\n{job.output()[-5000:]}"
         time.sleep(0.005)
     raise AssertionError(f"no guardian within {timeout_seconds} s:\n{job.output()[-5000:]}")

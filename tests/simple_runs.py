@@ -10,7 +10,7 @@ import jobs
 
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import arenas
+from ds_toolkit.guardian.arena import arenas_into
 
 WORKER = Path(__file__).parent / "resilience" / "simple_worker.py"
 
@@ -33,4 +33,4 @@ def whole_steps(directory: Path) -> list[int]:
 
 
 def arenas_of(directory: Path) -> list[Path]:
-    return [arena.folder for arena in arenas() if arena.job().directory == directory]
+    return [arena.folder for arena in arenas_into(directory)]

@@ -262,6 +262,14 @@ def arenas(root: Path | None = None) -> Iterator[Arena]:
                 yield Arena(folder)
 
 
+def arenas_into(directory: Path, root: Path | None = None) -> Iterator[Arena]:
+    """Those of jobs that save into a directory; what another version left, and is not understood, is nobody's."""
+    for arena in arenas(root):
+        with contextlib.suppress(ToolkitError):
+            if arena.job().directory.resolve() == directory.resolve():
+                yield arena
+
+
 def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
     """Free what dead jobs of a checkpoint directory hold on this node; a line for each.
 

@@ -87,11 +87,7 @@ def find_berth(engine: Any) -> Berth:
     mine = (_host(), int(engine.checkpoint_mp_rank), bool(engine.save_non_zero_checkpoint))
     everybody = agreement.gather(mine)
     hosts = list(dict.fromkeys(host for host, _, _ in everybody))
-    same_cell = [
-        other
-        for other, (host, cell, _) in enumerate(everybody)
-        if (host, cell) == mine[:2] and not isinstance(engine, PipelineEngine)
-    ]
+    same_cell = [other for other, (host, cell, _) in enumerate(everybody) if (host, cell) == mine[:2]]
     writers = [other for other in same_cell if everybody[other][2]]
     shared_params = agreement.broadcast(dict(engine._get_shared_params()))
     stands_in = rank != 0 and mine[1] == everybody[0][1] and not engine.zero_optimization_partition_weights()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import logger as deepspeed_logger
 
 from ds_toolkit.checkpoint.layout import ShardKind, parse_shard_name
@@ -71,7 +72,8 @@ def record(
     for name, state in recorder.files.items():
         if kind_of(name) is PieceKind.MODEL and "module" in state:
             put_placeholders(engine, state["module"])
-        if shared_params is not None and "shared_params" in state:
+        # None at stage 0: DeepSpeed records them for ZeRO alone.
+        if shared_params is not None and state.get("shared_params") is not None:
             state["shared_params"] = dict(shared_params)
     return recorder.files
 
@@ -109,11 +111,18 @@ def _recorded_by(engine: Any, recorder: Recorder, *, keeps_model: bool) -> Itera
     configured, writes_model = engine.checkpoint_engine, engine.save_non_zero_checkpoint
     engine.checkpoint_engine = recorder
     engine.save_non_zero_checkpoint = writes_model or keeps_model
+    # Of a pipeline the layers' files are written by the rank that its grid calls the first of the stage.
+    grid = engine.grid if keeps_model and isinstance(engine, PipelineEngine) else None
+    dp_rank = None if grid is None else grid.data_parallel_id
+    if grid is not None:
+        grid.data_parallel_id = 0
     # It would say at every step that it saves.
     was_disabled, deepspeed_logger.disabled = deepspeed_logger.disabled, True
     try:
         yield
     finally:
         deepspeed_logger.disabled = was_disabled
+        if grid is not None:
+            grid.data_parallel_id = dp_rank
         engine.checkpoint_engine = configured
         engine.save_non_zero_checkpoint = writes_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arenas, sweep_arenas
+from ds_toolkit.guardian.arena import arenas_into, sweep_arenas
 from ds_toolkit.guardian.client import start_guardian
 from ds_toolkit.resilience.reporting import logger
 
@@ -29,7 +29,7 @@ def salvage(directory: Path, patience_seconds: float, roots: Sequence[Path]) -> 
     Returns:
         Ids of the jobs; what became of each is in the incidents of the directory.
     """
-    dead = [arena for root in roots for arena in arenas(root) if _is_dead_job_of(arena, directory)]
+    dead = [arena for root in roots for arena in arenas_into(directory, root) if arena.is_dead()]
     salvaged = []
     for arena in dead:
         try:
@@ -49,12 +49,3 @@ def salvage(directory: Path, patience_seconds: float, roots: Sequence[Path]) -> 
 def was_salvaged(directory: Path, jobs: Sequence[str], tag: str) -> bool:
     """Whether a tag was written by `salvage`."""
     return any(incident.job_id in jobs and incident.tag == tag for incident in incidents(directory))
-
-
-def _is_dead_job_of(arena: Arena, directory: Path) -> bool:
-    try:
-        job = arena.job()
-    except ToolkitError:
-        return False
-    same = job.directory.resolve() == directory.resolve()
-    return same and arena.is_dead()

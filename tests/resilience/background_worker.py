@@ -32,7 +32,7 @@ from watched import PATIENCE_SECONDS, Watched, arena_of, on_all_ranks, same, unt
 
 from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import arenas
+from ds_toolkit.guardian.arena import arenas_into
 from ds_toolkit.guardian.control import is_alive
 from ds_toolkit.resilience import copying_thread
 
@@ -418,7 +418,7 @@ def a_guardian_that_is_killed_before_the_end(directory: Path) -> None:
     run.guard._background._standby.heard()  # type: ignore[union-attr]
     run.guard.close()
     dist.barrier()
-    assert not [arena for arena in arenas() if arena.job().directory == directory]
+    assert not list(arenas_into(directory))
     assert check_tags(directory) == [2]
 
 

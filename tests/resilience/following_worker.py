@@ -11,16 +11,19 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import deepspeed
 import deepspeed.comm as dist
 import torch
+from comparing import same
+from deepspeed.pipe import PipelineModule
 from scenario import run_all, said, scenario
 from torch import nn
 from training import ACCUMULATION_STEPS, WIDTH, SmallNet, ds_config
 from watched import Watched, on_all_ranks
 
-from ds_toolkit.resilience import rank_files
+from ds_toolkit.resilience import enlisting, rank_files, recording
 
 LAYOUTS = [(stage, precision) for stage in (0, 1, 2, 3) for precision in ("fp32", "bf16")]
 
@@ -359,6 +362,59 @@ def what_is_not_known_is_recorded_each_time(directory: Path) -> None:
     with on_all_ranks():
         assert len(calls) == (7 if keeps_model(2) else 2), calls
         assert any("universal_checkpoint_info" in line for line in lines) == keeps_model(2), lines
+
+
+def pipeline_of_two_replicas(stage: int) -> Any:
+    """One stage, which both ranks have; DeepSpeed lets rank 0 alone write its layers."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]
+    model = PipelineModule(layers, num_stages=1, loss_fn=nn.functional.mse_loss)
+    config = ds_config(stage, "fp32")
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    return engine
+
+
+@scenario
+def on_a_node_of_its_own_a_replica_keeps_the_layers_of_a_pipeline(directory: Path) -> None:
+    for stage in (0, 1):
+        engine = pipeline_of_two_replicas(stage)
+        rank = dist.get_rank()
+        with mock.patch.object(enlisting, "_host", lambda rank=rank: (f"node{rank}", "")):
+            berth = enlisting.find_berth(engine)
+        generator = torch.Generator().manual_seed(rank)
+        files = rank_files.RankFiles(
+            engine,
+            rank,
+            keeps_model=berth.keeps_model,
+            shared_params=berth.shared_params,
+            scripts_folder=directory,
+            tracked={},
+            client_state=None,
+        )
+        for step in range(1, 4):
+            batches = [torch.randn(2, WIDTH, generator=generator) for _ in range(ACCUMULATION_STEPS)]
+            engine.train_batch(data_iter=iter([(batch, batch) for batch in batches]))
+            # That what is followed is what is written is compared in here.
+            files.collect(must_prove=step > 1)
+        recorded = recording.record(
+            engine,
+            {},
+            keeps_model=berth.keeps_model,
+            shared_params=berth.shared_params,
+            scripts_folder=directory,
+        )
+        saved = directory / f"stage{stage}"
+        engine.save_checkpoint(str(saved), tag="tag")
+        dist.barrier()
+        layers = {"layer_00-model_states.pt", "layer_02-model_states.pt", "mp_rank_00_model_states.pt"}
+        with on_all_ranks():
+            assert berth.nodes == (0, 1)
+            assert berth.keeps_model == (rank == 1)
+            assert layers <= recorded.keys(), recorded.keys()
+            assert engine.grid.data_parallel_id == rank
+            theirs = {name: torch.load(saved / "tag" / name, weights_only=False) for name in recorded}
+            num_tensors = {name: same(state, theirs[name], (name,), {}) for name, state in recorded.items()}
+            assert num_tensors["layer_00-model_states.pt"] == num_tensors["layer_02-model_states.pt"] == 2
 
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

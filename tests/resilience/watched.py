@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from training import ACCUMULATION_STEPS, ds_config, new_engine, new_sampler
 
 from ds_toolkit import CheckpointGuard
-from ds_toolkit.guardian.arena import Arena, arenas
+from ds_toolkit.guardian.arena import Arena, arenas_into
 from ds_toolkit.guardian.control import ControlBlock, SlotState
 
 PATIENCE_SECONDS = 20.0
@@ -29,7 +30,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 def arena_of(directory: Path) -> Arena:
     """That of the run that saves into a directory."""
-    (found,) = [arena for arena in arenas() if arena.job().directory == directory]
+    (found,) = arenas_into(directory)
     return found
 
 
@@ -116,11 +117,12 @@ def on_all_ranks() -> Iterator[None]:
     failure = None
     try:
         yield
-    except AssertionError as error:
-        failure = error
+    except AssertionError:
+        # The whole story: an assertion that says nothing has an empty text.
+        failure = traceback.format_exc()
     failures: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(failures, failure and str(failure))
-    assert not any(failures), failures
+    dist.all_gather_object(failures, failure)
+    assert not any(failures), "\n".join(filter(None, failures))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
