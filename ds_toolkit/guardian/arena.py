@@ -263,7 +263,7 @@ def arenas(root: Path | None = None) -> Iterator[Arena]:
 
 
 def arenas_into(directory: Path, root: Path | None = None) -> Iterator[Arena]:
-    """Those of jobs that save into a directory; what another version left, and is not understood, is nobody's."""
+    """Those of jobs that save into a directory; one that is not understood, of another version, is not."""
     for arena in arenas(root):
         with contextlib.suppress(ToolkitError):
             if arena.job().directory.resolve() == directory.resolve():

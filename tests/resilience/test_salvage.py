@@ -42,7 +42,7 @@ def test_slots_outlive_ranks_and_guardian(tmp_path: Path) -> None:
     assert arenas_of(directory) == [arena.folder]
     steps = str(done + 3)
     resumed = report_of(jobs.run(jobs.torchrun_command(WORKER, directory, steps, "100000", "--snapshots")))
-    assert resumed["kind"] == "memory"
+    assert resumed["kind"] == "memory", resumed
     assert done - 1 <= resumed["resumed"] <= done + 1
     assert arenas_of(directory) == []
     straight = report_of(jobs.run(jobs.torchrun_command(WORKER, tmp_path / "other", steps, "100000")))
