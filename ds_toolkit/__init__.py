@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ds_toolkit.errors import ToolkitError
     from ds_toolkit.resilience.cpu import skip_cpu_extension_builds
     from ds_toolkit.resilience.guard import CheckpointGuard, Resumed
+    from ds_toolkit.resilience.loading import load
 
 _HOME = {
     "CheckpointGuard": "ds_toolkit.resilience.guard",
@@ -25,6 +26,7 @@ _HOME = {
     "Resumed": "ds_toolkit.resilience.guard",
     "ToolkitError": "ds_toolkit.errors",
     "consolidate": "ds_toolkit.convert.consolidate",
+    "load": "ds_toolkit.resilience.loading",
     "open_checkpoint": "ds_toolkit.convert.opening",
     "skip_cpu_extension_builds": "ds_toolkit.resilience.cpu",
     "verify_checkpoint": "ds_toolkit.checkpoint.examination",
@@ -36,6 +38,7 @@ __all__ = [
     "Resumed",
     "ToolkitError",
     "consolidate",
+    "load",
     "open_checkpoint",
     "skip_cpu_extension_builds",
     "verify_checkpoint",

@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.guardian.arena import Arena, Job, SlotFile, write_contents
 from ds_toolkit.guardian.client import GuardianClient, start_guardian
-from ds_toolkit.guardian.control import ControlBlock, Leaving, Phase, is_alive
+from ds_toolkit.guardian.control import ControlBlock, Leaving, Phase
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
+from ds_toolkit.guardian.processes import is_alive
+from ds_toolkit.guardian.stacks import offer_stacks
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARD_BYTES = 50_000
@@ -90,8 +93,26 @@ class Rank:
         assert self.client is not None
         self.client.send({"event": event, **values})
 
-    def phase(self, name: str, step: int) -> None:
-        self.page.enter(Phase[name], step, 0, time.monotonic_ns())
+    def phase(self, name: str, step: int, batches: int = 0) -> None:
+        self.page.enter(Phase[name], step, batches, time.monotonic_ns())
+
+    def offer_stacks(self) -> None:
+        offer = offer_stacks()
+        assert offer is not None
+        self.page.stacks = offer
+
+    def listen(self) -> None:
+        self.listener = GuardianClient(self.arena.socket_path)
+        self.listener.send({"event": "listen", "rank": self.rank})
+
+    def hear_said(self, timeout_seconds: float) -> dict[str, Any] | None:
+        return self.listener.receive(timeout_seconds)
+
+    def stuck(self, seconds: float) -> None:
+        # As in a collective: no bytecode of the main thread runs until then.
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire(timeout=seconds)
 
     def begin(self, step: int, wanted: str = "0") -> int:
         free = [slot for slot in self.page.slots() if not slot.wanted]

@@ -25,7 +25,8 @@ import jobs
 
 from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.guardian.arena import Arena, arenas_into
-from ds_toolkit.guardian.control import ControlBlock, Phase, is_alive
+from ds_toolkit.guardian.control import ControlBlock, Phase
+from ds_toolkit.guardian.processes import is_alive
 
 WORKER = Path(__file__).parent / "resilience" / "kill_worker.py"
 LAUNCHERS = {"torchrun": jobs.torchrun_command, "deepspeed": jobs.deepspeed_command}

@@ -1,4 +1,4 @@
-"""What a guardian wrote down about an end of a job that nobody asked for: `<dir>/incidents/*.json`.
+"""What a guardian wrote down about an end that nobody asked for, or a hang: `<dir>/incidents/*.json`.
 
 One file a node. That of the node that committed says what came of it for the whole job.
 """
@@ -18,6 +18,8 @@ from ds_toolkit.files import make_directory, write_whole
 
 FOLDER_NAME = "incidents"
 FORMAT_VERSION = 1
+END, HANG = "end", "hang"
+REPORTED = "reported"
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,45 @@ class RankPlace:
 
 
 @dataclass(frozen=True)
+class HungRank:
+    """A rank when nothing moved.
+
+    Attributes:
+        rank: global rank.
+        pid: its process id.
+        phase: as in `RankPlace`.
+        batches: micro-batches that it had finished since its process began.
+        stacks: of all its threads, as Python's faulthandler writes them; or why there are none.
+    """
+
+    rank: int
+    pid: int
+    phase: str
+    batches: int
+    stacks: str
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Nothing moved on a node.
+
+    Attributes:
+        what: who waited where, and who was elsewhere, in words.
+        still_seconds: for how long nothing had moved when it was noticed.
+        ranks: all ranks of the node.
+    """
+
+    what: str
+    still_seconds: float
+    ranks: tuple[HungRank, ...]
+
+    def __str__(self) -> str:
+        return f"nothing moved for {self.still_seconds:.0f} s: {self.what}"
+
+
+@dataclass(frozen=True)
 class Incident:
-    """An end of a job, seen from one node.
+    """An end of a job, or a hang, seen from one node.
 
     Attributes:
         happened_at: UTC, ISO 8601.
@@ -73,8 +112,8 @@ class Incident:
         node: number of the node, from 0.
         ended: ranks of the node that ended or were about to, the first one first.
         ranks: where all ranks of the node were.
-        outcome: `complete`, `weights only`, `there already` (a checkpoint of that step), `impossible`, or
-            `failed` if it was to be written and was not.
+        outcome: `complete`, `weights only`, `there already` (a checkpoint of that step), `impossible`,
+            `failed` if it was to be written and was not, or `reported` if a hang was left alone.
         why: the outcome in words.
         last_step: newest step that all ranks that are known of had done; None if there were none.
         step: that the outcome is about; None if there is none.
@@ -82,6 +121,8 @@ class Incident:
         kind: its kind.
         total_bytes: size of what was written.
         seconds: from the end to the commit; None if nothing was written.
+        event: `end`, or `hang` if it was a hang that was seen, or that was ended.
+        hang: what stood still; None if it was no hang.
     """
 
     happened_at: str
@@ -97,10 +138,18 @@ class Incident:
     kind: str | None = None
     total_bytes: int = 0
     seconds: float | None = None
+    event: str = END
+    hang: Hang | None = None
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went wrong; a program that ends without closing its guard has not failed."""
+        """Whether a run ended by a failure.
+
+        A program that ends without closing its guard has not failed. Nor has one of which a hang was
+        reported: it may have moved on, and if not, its end has an incident of its own.
+        """
+        if self.outcome == REPORTED:
+            return False
         return any(end.how != "end" for end in self.ended) or not self.ended
 
     @property
@@ -112,8 +161,10 @@ class Incident:
 
     @property
     def what(self) -> str:
-        """Who ended, in words."""
-        return "; ".join(map(str, self.ended)) or "a rank of another node ended"
+        """Who ended, or what stood still, in words."""
+        if self.hang is not None:
+            return str(self.hang)
+        return "; ".join(map(str, self.ended)) or "a rank of another node ended or hung"
 
     @property
     def when(self) -> datetime.datetime:
@@ -121,7 +172,7 @@ class Incident:
         return datetime.datetime.fromisoformat(self.happened_at)
 
     def __str__(self) -> str:
-        return f"{self.happened_at} job {self.job_id}, node {self.node}: {self.what}. {self.why}"
+        return f"{self.happened_at} job {self.job_id}, node {self.node}: {self.what.rstrip('.')}. {self.why}"
 
     def write(self, directory: Path) -> Path:
         """Put it into the checkpoint directory, whole; where it lies.
@@ -155,6 +206,10 @@ class Incident:
         known = {name: value for name, value in data.items() if name in names}
         known["ended"] = tuple(RankEnd(**end) for end in data["ended"])
         known["ranks"] = tuple(RankPlace(**place) for place in data["ranks"])
+        if (hang := known.get("hang")) is not None:
+            known["hang"] = Hang(
+                hang["what"], hang["still_seconds"], tuple(HungRank(**rank) for rank in hang["ranks"])
+            )
         incident = cls(**known)
         # Whoever reads them compares times: one that has none is none.
         if incident.when.tzinfo is None:

@@ -61,12 +61,13 @@ class GuardSettings(BaseModel):
     )
     on_hang: Literal["report", "last-words"] = Field(
         default="report",
-        description="What a hang leads to: a report, or last words and the end of the run.",
+        description="What a hang leads to: a report, or last words and the end of the run. Without snapshots"
+        " nobody watches.",
     )
-    hang_after: str = Field(
+    hang_after: float | int | str = Field(
         default=AUTO,
-        description="How long nothing may move before it is a hang (10min); `auto`: by the steps seen so"
-        " far.",
+        description="How long nothing may move before it is a hang: seconds (300), a duration (10min), or"
+        " `auto`: ten times the median step, at least 60 s.",
     )
     deadline_seconds: float = Field(
         default=25.0,
@@ -109,11 +110,17 @@ class GuardSettings(BaseModel):
             _check_duration(value)
         return value
 
-    @field_validator("hang_after")
+    @field_validator("hang_after", mode="before")
     @classmethod
-    def _duration_or_auto(cls, value: str) -> str:
-        if value != AUTO:
-            _check_duration(value)
+    def _seconds_or_auto(cls, value: object) -> object:
+        # One message instead of one for each member of the union.
+        if isinstance(value, str):
+            if value != AUTO:
+                _check_duration(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"`{value!r}` is neither seconds (300), a duration (10min) nor `auto`")
+        elif not 0 < value < float("inf"):
+            raise ValueError(f"`{value}` is not a positive duration")
         return value
 
     @field_validator("arena")
@@ -141,7 +148,7 @@ class GuardSettings(BaseModel):
     @property
     def hang_after_seconds(self) -> float | None:
         """How long nothing may move; None where the steps seen so far decide."""
-        return _seconds_of(self.hang_after)
+        return _seconds_of(self.hang_after) if isinstance(self.hang_after, str) else float(self.hang_after)
 
     @property
     def takes_snapshots(self) -> bool:

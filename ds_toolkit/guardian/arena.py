@@ -26,8 +26,9 @@ from typing import Any
 
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.control import ControlBlock, is_alive
+from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
+from ds_toolkit.guardian.processes import is_alive
 
 CONTENTS_NAME = "contents.json"
 _JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
@@ -64,6 +65,8 @@ class Job:
         keep_last: how many periodic checkpoints are kept.
         keep_every: the multiples of so many steps are kept for ever.
         broken: tags that did not verify when the run began.
+        hang_after_seconds: how long nothing may move before it is a hang; None: the steps seen decide.
+        on_hang: `report`, or `last-words`.
     """
 
     job_id: str
@@ -78,6 +81,8 @@ class Job:
     keep_last: int
     keep_every: int | None = None
     broken: tuple[str, ...] = ()
+    hang_after_seconds: float | None = None
+    on_hang: str = "report"
 
     @property
     def local_ranks(self) -> list[int]:

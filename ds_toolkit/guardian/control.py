@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.pieces import PieceKind
+from ds_toolkit.guardian.processes import start_ticks
 
 CONTROL_NAME = "control"
 MAX_SLOTS = 8
@@ -32,7 +33,11 @@ _KINDS = tuple(PieceKind)
 
 
 class Phase(IntEnum):
-    """Where a rank is in its training loop."""
+    """Where a rank is in its training loop.
+
+    `DATA` is all that lies between two batches; `IDLE` is a loop that has ended, in `guard.close()`; `BUSY`
+    is work that takes as long as it takes, by the program's own word.
+    """
 
     ATTACHED = 0
     DATA = 1
@@ -40,6 +45,17 @@ class Phase(IntEnum):
     BACKWARD = 3
     STEP = 4
     PARKED = 5
+    IDLE = 6
+    SAVE = 7
+    LOAD = 8
+    EVALUATION = 9
+    BUSY = 10
+    UNKNOWN = 99
+
+    @classmethod
+    def _missing_(cls, value: object) -> Phase | None:
+        # Of a newer version, that is; what is beyond was never a phase.
+        return cls.UNKNOWN if isinstance(value, int) and value < cls.UNKNOWN else None
 
 
 class Leaving(IntEnum):
@@ -64,6 +80,10 @@ class _Word(IntEnum):
     LEAVING = 8
     FROZEN = 9
     NUM_SLOTS = 10
+    # Absent from pages of earlier versions, where they are 0.
+    STACKS_SIGNAL = 11
+    STACKS_DESCRIPTOR = 12
+    MAIN_THREAD = 13
 
 
 class _SlotWord(IntEnum):
@@ -71,6 +91,21 @@ class _SlotWord(IntEnum):
     STEP = 1
     KINDS = 2
     WANTED = 3
+
+
+@dataclass(frozen=True)
+class StacksOffer:
+    """What a rank does to show where its threads are.
+
+    Attributes:
+        signal: at which it writes the stacks of all its threads.
+        descriptor: of its own, to which it writes them.
+        main_thread: identifier of its main thread, as it stands there.
+    """
+
+    signal: int
+    descriptor: int
+    main_thread: int
 
 
 @dataclass(frozen=True)
@@ -185,6 +220,21 @@ class ControlBlock:
         self._set(_Word.CHANGED_NS, now_ns)
 
     @property
+    def stacks(self) -> StacksOffer | None:
+        """How to get the Python stacks of the rank; None if there is no way."""
+        number = self._get(_Word.STACKS_SIGNAL)
+        if not number:
+            return None
+        return StacksOffer(number, self._get(_Word.STACKS_DESCRIPTOR), self._get(_Word.MAIN_THREAD))
+
+    @stacks.setter
+    def stacks(self, offer: StacksOffer) -> None:
+        self._set(_Word.STACKS_DESCRIPTOR, offer.descriptor)
+        self._set(_Word.MAIN_THREAD, offer.main_thread)
+        # Last: it says that the others are there.
+        self._set(_Word.STACKS_SIGNAL, offer.signal)
+
+    @property
     def leaving(self) -> Leaving:
         """Whether the rank is about to end."""
         return Leaving(self._get(_Word.LEAVING))
@@ -255,22 +305,3 @@ class ControlBlock:
 
     def _set_slot(self, index: int, word: _SlotWord, value: int) -> None:
         self._set(_FIRST_SLOT_WORD + index * _WORDS_PER_SLOT + word, value)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None if there is no such process.
-
-    Source: proc(5), field 22 of /proc/<pid>/stat, counted behind the name, which may hold blanks.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    # A process that has ended and that nobody has waited for is as good as gone.
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the very process that began at these ticks is still there."""
-    return start_ticks(pid) == ticks

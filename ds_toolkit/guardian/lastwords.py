@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ds_toolkit.checkpoint.commit import PartialTag
-from ds_toolkit.checkpoint.incident import Incident, utc_now
+from ds_toolkit.checkpoint.incident import END, HANG, Hang, Incident, utc_now
 from ds_toolkit.checkpoint.manifest import WEIGHTS_ONLY, Manifest
 from ds_toolkit.checkpoint.ownership import GUARDIAN_LOCK_NAME, Ownership
 from ds_toolkit.checkpoint.tag_folders import committed
@@ -57,8 +57,15 @@ class Outcome:
 class LastWords:
     """Spoken once; for a thread of their own."""
 
-    def __init__(self, arena: Arena, job: Job, ranks: Mapping[int, LocalRank], saving: Saving) -> None:
-        self._arena, self._job, self._ranks, self._saving = arena, job, ranks, saving
+    def __init__(
+        self,
+        arena: Arena,
+        job: Job,
+        ranks: Mapping[int, LocalRank],
+        saving: Saving,
+        hang: Hang | None = None,
+    ) -> None:
+        self._arena, self._job, self._ranks, self._saving, self._hang = arena, job, ranks, saving, hang
         self._agreement = Agreement(job)
         self._happened_at = utc_now()
         self._begun = time.monotonic()
@@ -98,6 +105,8 @@ class LastWords:
 
     def _all_leave(self) -> bool:
         """Whether all this is the program's end, which ranks come to one after the other."""
+        if self._hang is not None:
+            return False
         if not any(known.is_leaving or known.has_ended for known in self._ranks.values()):
             return self._others_ended_well()
         ends = [known for known in self._ranks.values() if known.end is not None]
@@ -226,6 +235,8 @@ class LastWords:
             kind=manifest.kind if manifest else None,
             total_bytes=manifest.total_bytes if manifest and written else 0,
             seconds=outcome.seconds,
+            event=END if self._hang is None else HANG,
+            hang=self._hang,
         )
         if not self._job.directory.is_dir():
             note(f"the incident is lost with the directory: {incident}")

@@ -13,8 +13,8 @@ from pathlib import Path
 from ds_toolkit.checkpoint.ownership import GUARDIAN_LOCK_NAME, Ownership
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, Job
-from ds_toolkit.guardian.control import start_ticks
 from ds_toolkit.guardian.journal import note, note_failure
+from ds_toolkit.guardian.processes import start_ticks
 from ds_toolkit.guardian.server import Server
 from ds_toolkit.guardian.serving import Guardian
 

@@ -7,13 +7,13 @@ import json
 import os
 import selectors
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_toolkit.guardian.control import is_alive
 from ds_toolkit.guardian.journal import note
+from ds_toolkit.guardian.processes import is_alive
 
 _RECEIVE_BYTES = 65536
 _MAX_LINE_BYTES = 2**20
@@ -55,6 +55,7 @@ class Server:
         self._path = socket_path
         self._selector = selectors.DefaultSelector()
         self._connections: dict[int, _Connection] = {}
+        self._listeners: dict[int, _Connection] = {}
         self._without_pidfd: dict[int, tuple[int, int]] = {}
         self._listener = _listening(socket_path)
         self._woken, self._waker = socket.socketpair()
@@ -103,6 +104,21 @@ class Server:
                     connection.socket.sendall(line)
                 except OSError as error:
                     note(f"rank {of_rank} does not listen: {error}")
+
+    def tell_a_listener(self, event: Mapping[str, Any], in_order: Iterable[int]) -> None:
+        """Tell a thread of one rank that does nothing but listen, whatever the main thread does.
+
+        Args:
+            event: what there is to say.
+            in_order: ranks; the first that listens is told.
+        """
+        line = json.dumps(event).encode() + b"\n"
+        for rank in in_order:
+            listener = self._listeners.get(rank)
+            if listener is not None:
+                with contextlib.suppress(OSError):
+                    listener.socket.sendall(line)
+                    return
 
     def wake(self) -> None:
         """Let `poll` return."""
@@ -165,6 +181,8 @@ class Server:
                 if event["event"] == "hello":
                     connection.rank = int(event["rank"])
                     self._connections[connection.rank] = connection
+                elif event["event"] == "listen":
+                    self._listeners[int(event["rank"])] = connection
                 if connection.rank is not None:
                     events.append(Said(connection.rank, event))
             except (ValueError, KeyError, TypeError):
@@ -178,6 +196,9 @@ class Server:
         rank = connection.rank
         if rank is not None and self._connections.get(rank) is connection:
             del self._connections[rank]
+        for rank, listener in list(self._listeners.items()):
+            if listener is connection:
+                del self._listeners[rank]
 
 
 def _listening(path: Path) -> socket.socket:

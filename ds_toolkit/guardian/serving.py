@@ -1,15 +1,26 @@
-"""The guardian's life: it listens to the ranks of its node, saves when asked, and speaks last words."""
+"""The guardian's life: it listens to its ranks and watches them, saves when asked, and speaks last words."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ds_toolkit.checkpoint.incident import Hang
 from ds_toolkit.checkpoint.ownership import Ownership
 from ds_toolkit.guardian.agreeing import Agreement
 from ds_toolkit.guardian.arena import Arena, Job
+from ds_toolkit.guardian.ending import end_ranks
+from ds_toolkit.guardian.hang_report import (
+    hang_of,
+    lines_of,
+    may_be_ended,
+    note_lines,
+    report,
+    standstill_of,
+)
+from ds_toolkit.guardian.hangs import Change, HangWatch
 from ds_toolkit.guardian.journal import note, note_failure
 from ds_toolkit.guardian.lastwords import LastWords, Outcome
 from ds_toolkit.guardian.ranks import LocalRank
@@ -41,6 +52,8 @@ class Guardian:
         self._begun = time.monotonic()
         self._triggered = False
         self._called_for = False
+        self._watch: HangWatch | None = HangWatch(self._ranks, job.hang_after_seconds)
+        self._deadly_hang: Hang | None = None
         self._outcome: Outcome | None = None
         self._done_at = 0.0
 
@@ -56,6 +69,7 @@ class Guardian:
                 except Exception:
                     # A mistake of ours about one event must not leave all ranks without a guardian.
                     note_failure(f"not dealt with: {event}")
+            self._look_for_hangs()
         self._saving.drain(self._job.deadline_seconds)
 
     def _meet_ranks(self) -> None:
@@ -97,16 +111,61 @@ class Guardian:
         if not known.said_goodbye:
             self._begin_last_words(f"{known.end}")
 
-    def _begin_last_words(self, why: str) -> None:
+    def _look_for_hangs(self) -> None:
+        if self._triggered or self._watch is None:
+            return
+        try:
+            change = self._watch.look()
+        except Exception:
+            note_failure("hangs are not looked for any more")
+            self._watch = None
+            return
+        if change is Change.HANGS:
+            seconds = self._watch.still_seconds
+            threading.Thread(target=self._look_into, args=(seconds,), name="hang", daemon=True).start()
+        elif change is Change.MOVES:
+            self._say(["it moves again"])
+        hang, self._deadly_hang = self._deadly_hang, None
+        if hang is not None and self._watch.hangs:
+            self._begin_last_words(f"{hang}", hang)
+        elif hang is not None:
+            self._say([f"nothing is ended: {report(self._job, self._ranks, hang, moves=True)}"])
+
+    def _look_into(self, still_seconds: float) -> None:
+        try:
+            ranks = standstill_of(self._ranks)
+            pids = {rank: known.process[0] for rank, known in self._ranks.items() if known.process}
+            hang = hang_of(self._job, ranks, pids, still_seconds)
+            if may_be_ended(self._job, ranks):
+                then = "last words are spoken, and the ranks are ended (`on_hang` is `last-words`)"
+            else:
+                then = report(self._job, self._ranks, hang)
+            stopped = [known.rank for known in ranks if known.stacks.is_stopped]
+            self._say(lines_of(self._job, hang, ranks, then), stopped)
+            if may_be_ended(self._job, ranks):
+                # Not from here: all that begins them runs in the thread that listens.
+                self._deadly_hang = hang
+                self._server.wake()
+        except Exception:
+            note_failure("a hang could not be looked into")
+
+    def _say(self, lines: Sequence[str], not_by: Collection[int] = ()) -> None:
+        """In the log of the guardian, and once a node where the job's own output goes."""
+        note_lines(lines)
+        able = [rank for rank in self._ranks if rank not in not_by]
+        self._server.tell_a_listener({"event": "say", "text": "\n".join(lines)}, able)
+
+    def _begin_last_words(self, why: str, hang: Hang | None = None) -> None:
         if self._triggered:
             return
         self._triggered = True
         note(f"last words begin: {why}")
         self._saving.close()
-        words = LastWords(self._arena, self._job, self._ranks, self._saving)
-        threading.Thread(target=self._speak, args=(words,), name="last words", daemon=True).start()
+        words = LastWords(self._arena, self._job, self._ranks, self._saving, hang)
+        arguments = (words, hang is not None)
+        threading.Thread(target=self._speak, args=arguments, name="last words", daemon=True).start()
 
-    def _speak(self, words: LastWords) -> None:
+    def _speak(self, words: LastWords, ends_ranks: bool) -> None:
         outcome = words.speak()
         if self._ownership is not None:
             # Nothing is written any more: the next run need not wait until all ranks have gone.
@@ -114,6 +173,8 @@ class Guardian:
         self._done_at = time.monotonic()
         self._outcome = outcome
         self._tell_all(_done(outcome))
+        if ends_ranks:
+            end_ranks(self._ranks.values())
 
     def _answer_again(self, rank: int) -> None:
         """One that comes when all is over hears so too."""

@@ -28,11 +28,11 @@ def settle(
             they are waited for even if they do not move.
     """
     deadline = time.monotonic() + at_most_seconds
-    seen, since = _movements(ranks), time.monotonic()
+    seen, since = movements(ranks), time.monotonic()
     while time.monotonic() < deadline:
         if _is_over(ranks):
             break
-        now = _movements(ranks)
+        now = movements(ranks)
         if now != seen:
             seen, since = now, time.monotonic()
         elif time.monotonic() - since > QUIET_SECONDS and not _is_writing(ranks) and not all_leave():
@@ -63,7 +63,8 @@ def _is_writing(ranks: Collection[LocalRank]) -> bool:
     return any(slot.sequence % 2 for known in ranks if known.is_running for slot in known.slots())
 
 
-def _movements(ranks: Collection[LocalRank]) -> list[tuple[object, ...]]:
+def movements(ranks: Collection[LocalRank]) -> list[tuple[object, ...]]:
+    """What changes when a rank that runs does anything: equal if none has."""
     return [
         (page.phase, page.step, page.micro_step, page.changed_ns, *(slot.sequence for slot in known.slots()))
         for known in ranks

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, arenas
-from ds_toolkit.guardian.control import ControlBlock, Leaving, is_alive
+from ds_toolkit.guardian.control import ControlBlock, Leaving
+from ds_toolkit.guardian.processes import is_alive
 
 
 @dataclass(frozen=True)

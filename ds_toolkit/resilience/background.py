@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,9 @@ class Background:
             )
         except ToolkitError as error:
             on_rank_0(
-                logging.WARNING, "no snapshots: a failure costs all since the last checkpoint: %s", error
+                logging.WARNING,
+                "no snapshots: a failure costs all since the last checkpoint, and nobody sees a hang: %s",
+                error,
             )
             return None
         return cls(engine, standby, settings, on_saved)
@@ -122,6 +125,10 @@ class Background:
         self._standby.phases.enter(Phase.DATA)
         self._step_ended_seconds = time.monotonic()
         return together
+
+    def during(self, phase: Phase) -> AbstractContextManager[None]:
+        """A block in which this rank is somewhere else than in its training loop, for the others to see."""
+        return self._standby.phases.during(phase)
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written, at most as long as a death may wait."""

@@ -183,6 +183,8 @@ def enter_arena(
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,
         broken=tuple(broken),
+        hang_after_seconds=settings.hang_after_seconds,
+        on_hang=settings.on_hang,
     )
     made = agreement.together(
         "make the arena of this node",

@@ -14,7 +14,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_toolkit.config.guard_settings import SECTION, GuardSettings, guard_settings
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.control import Leaving
+from ds_toolkit.guardian.control import Leaving, Phase
 from ds_toolkit.resilience import agreement, resume, save
 from ds_toolkit.resilience.background import Background
 from ds_toolkit.resilience.cadence import cadence_for
@@ -26,6 +26,7 @@ from ds_toolkit.resilience.hooks import (
     after_each_step,
     keeping_out_of,
 )
+from ds_toolkit.resilience.loop_aids import LoopAids
 from ds_toolkit.resilience.rank_state import Stateful, check_trackable
 from ds_toolkit.resilience.reporting import logger, make_heard, on_rank_0
 from ds_toolkit.resilience.resume import Resumed
@@ -39,7 +40,7 @@ __all__ = ["CheckpointGuard", "Resumed", "SavedCheckpoint"]
 _ATTRIBUTE = "ds_toolkit_guard"
 
 
-class CheckpointGuard:
+class CheckpointGuard(LoopAids):
     """Saves a training run periodically and brings it back, bit for bit.
 
     The guard hooks the engine's `step` (`train_batch` of a PipelineEngine); the training loop stays as it
@@ -192,6 +193,13 @@ class CheckpointGuard:
         """Save a final checkpoint, unless this very step is saved, and let go of the engine. Collective."""
         if self._closed:
             return
+        with self._during(Phase.IDLE):
+            self._finish()
+        if self._background is not None:
+            self._background.close()
+        self._detach()
+
+    def _finish(self) -> None:
         step = int(self.engine.global_steps)
         if self._background is not None:
             self._background.settle()
@@ -201,9 +209,6 @@ class CheckpointGuard:
             if lost := accumulated_micro_steps(self.engine):
                 on_rank_0(logging.WARNING, "the last %d micro-steps end with no optimizer step", lost)
             self._save(None, protect=False)
-        if self._background is not None:
-            self._background.close()
-        self._detach()
 
     def __enter__(self) -> CheckpointGuard:
         return self
@@ -290,15 +295,16 @@ class CheckpointGuard:
         step = int(self.engine.global_steps)
         tag = f"global_step{step}" if tag is None else tag
         self._tenancy.take_unasked(step)
-        manifest = save.save(
-            self.engine,
-            self.directory,
-            tag,
-            protect=protect,
-            micro_steps=accumulated_micro_steps(self.engine),
-            tracked=self._tracked,
-            client_state=self._client_state,
-        )
+        with self._during(Phase.SAVE):
+            manifest = save.save(
+                self.engine,
+                self.directory,
+                tag,
+                protect=protect,
+                micro_steps=accumulated_micro_steps(self.engine),
+                tracked=self._tracked,
+                client_state=self._client_state,
+            )
         self._broken_tags = [broken for broken in self._broken_tags if broken != tag]
         if agreement.rank() == 0:
             save.delete_old_tags(self.directory, self.settings, newest=manifest, broken=self._broken_tags)
@@ -307,11 +313,6 @@ class CheckpointGuard:
         self._cadence.observe(stall_seconds=stall_seconds, write_seconds=0.0)
         self._cadence.saved(step)
         self.saved.append(SavedCheckpoint(tag, step, manifest.total_bytes, stall_seconds))
-        on_rank_0(
-            logging.INFO,
-            "saved %s: %s in %s",
-            tag,
-            format_bytes(manifest.total_bytes),
-            format_seconds(stall_seconds),
-        )
+        size, duration = format_bytes(manifest.total_bytes), format_seconds(stall_seconds)
+        on_rank_0(logging.INFO, "saved %s: %s in %s", tag, size, duration)
         return tag

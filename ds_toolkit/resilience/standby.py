@@ -32,6 +32,7 @@ from ds_toolkit.resilience.enlisting import (
     refuse_unfollowed,
     sharding_of,
 )
+from ds_toolkit.resilience.listening import Listening
 from ds_toolkit.resilience.phases import Phases
 from ds_toolkit.resilience.rank_files import RankFiles
 from ds_toolkit.resilience.rank_state import Stateful
@@ -73,16 +74,14 @@ class Standby:
         self.snapshots = snapshots
         self.phases = phases
         self.deadline_seconds = deadline_seconds
-        self._arena = arena
-        self._control = control
-        self._berth = berth
-        self._client: GuardianClient | None = None
+        self._arena, self._control, self._berth = arena, control, berth
         self._leaving = threading.Lock()
         self._stopping = threading.Event()
         self._pending: SaveRequest | None = None
         self._has_failed = False
         self._next_attempt_seconds = 0.0
-        self._client = _greeted(self._arena, self._control)
+        self._client: GuardianClient | None = _greeted(arena, control)
+        self._listening = Listening(arena, control)
 
     @classmethod
     def enter(
@@ -249,10 +248,12 @@ class Standby:
 
     def abandon(self) -> None:
         """Let go of all without a goodbye: the guardian goes on watching this process."""
+        self._listening.close()
         self.snapshots.close()
 
     def close(self) -> None:
         """Say goodbye: nothing is to be written on account of this rank."""
+        self._listening.close()
         self.snapshots.close()
         self._control.leaving = Leaving.GOODBYE
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_toolkit.checkpoint.incident import Incident, RankEnd, RankPlace, incidents, utc_now
+from ds_toolkit.checkpoint.incident import Hang, HungRank, Incident, RankEnd, RankPlace, incidents, utc_now
 from ds_toolkit.errors import ToolkitError
 
 INCIDENT = Incident(
@@ -33,6 +33,32 @@ def test_it_reads_back(tmp_path: Path) -> None:
     assert path.name == "20300102T030405.000006Z-0000abcd-node0.json"
     assert Incident.read(path) == INCIDENT
     assert incidents(tmp_path) == [INCIDENT]
+
+
+HANG = Hang(
+    "rank 1 left its loop after 37 batches; rank 0 waits in backward of batch 38.",
+    60.5,
+    (HungRank(0, 4710, "backward", 37, "Thread 0x1"), HungRank(1, 4711, "idle", 37, "none: it is stopped")),
+)
+
+
+def test_a_hang_reads_back(tmp_path: Path) -> None:
+    ended = dataclasses.replace(INCIDENT, event="hang", hang=HANG, ended=())
+    assert Incident.read(ended.write(tmp_path)) == ended
+    assert ended.what == f"nothing moved for 60 s: {HANG.what}"
+    assert "batch 38. Step 7" in str(ended)
+    assert ended.is_failure
+    # The end of one that was left alone is told by another incident, and counted once.
+    assert not dataclasses.replace(ended, outcome="reported", tag=None).is_failure
+
+
+def test_an_incident_of_before_there_was_a_watch(tmp_path: Path) -> None:
+    path = INCIDENT.write(tmp_path)
+    data = json.loads(path.read_text())
+    del data["event"], data["hang"]
+    path.write_text(json.dumps(data))
+    assert Incident.read(path) == INCIDENT
+    assert (INCIDENT.event, INCIDENT.hang) == ("end", None)
 
 
 def test_newest_last_and_the_unreadable_left_out(tmp_path: Path) -> None:

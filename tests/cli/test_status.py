@@ -21,8 +21,9 @@ from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
 from ds_toolkit.cli.app import make_app
 from ds_toolkit.guardian import arena as arena_module
 from ds_toolkit.guardian.arena import Arena, Job
-from ds_toolkit.guardian.control import CONTROL_NAME, ControlBlock, Leaving, Phase, start_ticks
+from ds_toolkit.guardian.control import CONTROL_NAME, ControlBlock, Leaving, Phase
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
+from ds_toolkit.guardian.processes import start_ticks
 
 SHAPE = RunShape(world_size=2, dp_world_size=2, mp_world_size=1, zero_stage=2, precision="bf16")
 KINDS = frozenset({PieceKind.MODEL})

@@ -32,6 +32,13 @@ def test_what_is_automatic_has_no_number() -> None:
 def test_what_is_given_has_one() -> None:
     settings = GuardSettings(mttf="8h", hang_after="10min", snapshot_every=0, arena="/dev/shm/ours")
     assert (settings.mttf_seconds, settings.hang_after_seconds) == (28_800.0, 600.0)
+    assert (
+        GuardSettings(hang_after=5).hang_after_seconds,
+        GuardSettings(hang_after=0.5).hang_after_seconds,
+    ) == (
+        5.0,
+        0.5,
+    )
     assert not settings.takes_snapshots
     assert GuardSettings(arena="memory", overhead_budget=0.5, deadline_seconds=10).deadline_seconds == 10
 
@@ -88,7 +95,10 @@ def test_of_a_settings_object_only_what_was_set_counts() -> None:
         ({"on_hang": "kill"}, "on_hang", "'report' or 'last-words'"),
         ({"hang_after": "0s"}, "hang_after", "not a positive duration"),
         ({"hang_after": "soon"}, "hang_after", "write it as 90s"),
-        ({"hang_after": None}, "hang_after", "valid string"),
+        ({"hang_after": None}, "hang_after", "neither seconds (300)"),
+        ({"hang_after": True}, "hang_after", "neither seconds (300)"),
+        ({"hang_after": 0}, "hang_after", "not a positive duration"),
+        ({"hang_after": float("inf")}, "hang_after", "not a positive duration"),
         ({"deadline_seconds": 0}, "deadline_seconds", "greater than 0"),
         ({"deadline_seconds": float("inf")}, "deadline_seconds", "finite"),
         ({"keep_every": 0}, "keep_every", "greater than or equal to 1"),

@@ -35,6 +35,7 @@ from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, RECOVERY_SCRIPTS
         (TorchCheckpointEngine.save, ["self", "state_dict", "path"]),
         (TorchCheckpointEngine.load, ["self", "path", "map_location"]),
         (PipelineEngine.train_batch, ["self", "data_iter"]),
+        (PipelineEngine.eval_batch, ["self", "data_iter"]),
     ],
 )
 def test_functions_take_what_we_give(function: FunctionType, parameters: list[str]) -> None:
@@ -49,6 +50,7 @@ def test_functions_take_what_we_give(function: FunctionType, parameters: list[st
         "checkpoint_mp_rank",
         "config",
         "data_parallel_group",
+        "device",
         "dp_world_size",
         "global_samples",
         "global_steps",

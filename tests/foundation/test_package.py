@@ -26,6 +26,7 @@ def test_public_names() -> None:
         "Resumed",
         "ToolkitError",
         "consolidate",
+        "load",
         "open_checkpoint",
         "skip_cpu_extension_builds",
         "verify_checkpoint",

@@ -33,7 +33,7 @@ from watched import PATIENCE_SECONDS, Watched, arena_of, on_all_ranks, same, unt
 from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.guardian.arena import arenas_into
-from ds_toolkit.guardian.control import is_alive
+from ds_toolkit.guardian.processes import is_alive
 from ds_toolkit.resilience import copying_thread
 
 LAYOUTS = [(stage, precision) for stage in (0, 1, 2, 3) for precision in ("fp32", "bf16")]
