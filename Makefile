@@ -106,6 +106,10 @@ test-resilience: $(INSTALLED)
 chaos: $(INSTALLED) ## kill jobs in every way, rows go to docs/chaos.csv: SHARD=k/n (hours; ends and continues at will)
 	$(BIN)/python tests/chaos.py --shard "$(or $(SHARD),1/1)" --minutes "$(or $(MINUTES),inf)"
 
+.PHONY: cycles
+cycles: $(INSTALLED) ## start and kill CYCLES=200 runs and count what is left; a row goes to docs/cycles.csv
+	$(BIN)/python tests/cycles.py --cycles "$(or $(CYCLES),200)"
+
 .PHONY: test-quickstart
 test-quickstart: $(INSTALLED)
 	$(call part,quickstart,$(PYTEST) tests/examples)

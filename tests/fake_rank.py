@@ -7,6 +7,7 @@ it is the test's end of that: small jobs, and `FakeRank` to command such a proce
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -304,6 +305,12 @@ def await_gone(path: Path, timeout_seconds: float = 15.0) -> None:
         if not path.exists():
             return
     raise AssertionError(f"{path} is still there after {timeout_seconds} s")
+
+
+def make_older(arena: Arena, seconds: float) -> None:
+    """As if the arena had been made so much earlier."""
+    birth = arena.birth()
+    dataclasses.replace(birth, monotonic_seconds=birth.monotonic_seconds - seconds).write(arena.folder)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,18 @@
-"""Small file systems: real ones, in memory, gone when the block is left."""
+"""Small and slow file systems: real ones, gone when the block is left."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+SLOW_DISK = Path(__file__).with_name("slow_disk.py")
 
 
 @contextlib.contextmanager
@@ -23,3 +28,28 @@ def tmpfs(folder: Path, size: str | None = None) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], timeout=30, check=True)
+
+
+@contextlib.contextmanager
+def slow(folder: Path, bytes_per_second: float) -> Iterator[Path]:
+    """Mount what takes so much a second at a folder, which is made; what is written lies beside it."""
+    behind = folder.with_name(f"{folder.name}_behind")
+    behind.mkdir()
+    folder.mkdir()
+    log = folder.with_name(f"{folder.name}.log")
+    command = [sys.executable, SLOW_DISK, behind, folder, str(bytes_per_second)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as disk:
+        try:
+            for _ in range(1000):
+                if os.path.ismount(folder):
+                    break
+                if disk.poll() is not None:
+                    pytest.fail(f"this test needs /dev/fuse and libfuse 2: {log.read_text()}")
+                time.sleep(0.01)
+            yield folder
+        finally:
+            subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=False)
+            # Whoever still holds a file of it open keeps it alive.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                disk.wait(2)
+            disk.kill()

@@ -2,6 +2,7 @@
 
 <root>/<job id>/                 0700, on tmpfs
     job.json                     the job (`Job`): written once, by local rank 0, before the guardian starts
+    birth.json                   when it was made (`Birth`)
     pid_namespace                in which the process ids hold
     guardian.json                process id of the guardian, and when it began
     guardian.sock, guardian.log
@@ -18,7 +19,6 @@ import dataclasses
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 from ds_toolkit.checkpoint.manifest import RunShape
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.guardian.birth import Birth
 from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 from ds_toolkit.guardian.processes import is_alive
@@ -37,8 +38,6 @@ _NAMESPACE_NAME = "pid_namespace"
 _UNBORN_SECONDS = 300.0
 # How long the snapshots of a dead job wait for the next run of its directory.
 _KEPT_SECONDS = 24 * 3600.0
-# unix(7): sun_path holds 108 bytes, the last of which is 0.
-_LONGEST_SOCKET_PATH = 107
 # Everybody may write there; a folder of our own within is made private, and checked to be ours.
 _TMPFS = Path("/dev/shm")  # noqa: S108
 
@@ -143,10 +142,6 @@ class Arena:
         """
         root = root or arena_root()
         folder = root / job.job_id
-        if len(os.fsencode(cls(folder).socket_path)) > _LONGEST_SOCKET_PATH:
-            raise ToolkitError(
-                "the arena's path is too long for a socket", where=folder, fix="choose a shorter one"
-            )
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if root.stat().st_uid != os.getuid() or root.is_symlink():
@@ -154,6 +149,7 @@ class Arena:
             root.chmod(0o700)
             folder.mkdir(mode=0o700)
             (folder / _NAMESPACE_NAME).write_text(_pid_namespace())
+            Birth.now(job.directory).write(folder)
             _write_json(folder / _JOB_NAME, job.as_json())
         except OSError as error:
             raise ToolkitError("the arena cannot be made", where=folder, why=error.strerror) from error
@@ -182,14 +178,21 @@ class Arena:
         """Where a snapshot's files lie."""
         return self.rank_folder(rank) / f"slot_{index}"
 
-    @property
-    def birth_seconds(self) -> float:
-        """When it was made, in seconds since 1970: nothing that the job has written is older.
+    def birth(self) -> Birth:
+        """When it was made.
 
         Raises:
             OSError: it is gone.
         """
-        return (self.folder / _JOB_NAME).stat().st_mtime
+        return Birth.read(self.folder)
+
+    def age_seconds(self) -> float:
+        """How long ago that was, whatever has become of the clock on the wall.
+
+        Raises:
+            OSError: it is gone.
+        """
+        return self.birth().age_seconds(self.folder)
 
     def job(self) -> Job:
         """The job, as local rank 0 described it.
@@ -232,8 +235,19 @@ class Arena:
             return False
         folders = list(self.folder.glob("rank_*"))
         if not folders:
-            return time.time() - self.birth_seconds > _UNBORN_SECONDS
-        return not any(_lives(folder) for folder in folders)
+            return self.age_seconds() > _UNBORN_SECONDS
+        return not any(self._lives(folder) for folder in folders)
+
+    def _lives(self, rank_folder: Path) -> bool:
+        try:
+            page = ControlBlock(rank_folder, writable=False)
+        except ToolkitError:
+            # About to make its page; the folder of one that died before that goes with the others.
+            return self.age_seconds() < _UNBORN_SECONDS
+        try:
+            return is_alive(*page.process)
+        finally:
+            page.close()
 
     def remove(self) -> None:
         """Free the memory; what is missing already is no error."""
@@ -289,7 +303,7 @@ def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
         except ToolkitError:
             is_ours = False
         with contextlib.suppress(OSError):
-            is_old = time.time() - arena.birth_seconds > _KEPT_SECONDS
+            is_old = arena.age_seconds() > _KEPT_SECONDS
             if (is_ours or is_old) and arena.is_dead():
                 arena.remove()
                 swept.append(f"removed the snapshots of a job that has ended: {arena.folder}")
@@ -305,18 +319,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _lives(rank_folder: Path) -> bool:
-    try:
-        page = ControlBlock(rank_folder, writable=False)
-    except ToolkitError:
-        # A rank that is about to make its page; the folder of one that died before that goes with the others.
-        return time.time() - rank_folder.stat().st_mtime < _UNBORN_SECONDS
-    try:
-        return is_alive(*page.process)
-    finally:
-        page.close()
 
 
 def _write_json(path: Path, data: object) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import ds_toolkit
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.guardian.addresses import short_address
 from ds_toolkit.guardian.arena import Arena
 
 _START_SECONDS = 30.0
@@ -50,7 +51,8 @@ class GuardianClient:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._received = bytearray()
         try:
-            self._socket.connect(os.fspath(socket_path))
+            with short_address(socket_path) as address:
+                self._socket.connect(address)
         except OSError as error:
             self._socket.close()
             raise self._gone(error.strerror) from error

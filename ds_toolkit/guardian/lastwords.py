@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from ds_toolkit.guardian.topology import Verdict
 from ds_toolkit.guardian.writing import Giving, SlotChangedError
 
 _TRIES = 3
-_CLOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -163,9 +161,10 @@ class LastWords:
         """A whole checkpoint of the step that this very job has written: an older one is of another past."""
         if order.verdict is not Verdict.COMPLETE:
             return None
-        born = self._arena.birth_seconds - _CLOCK_SECONDS
+        birth = self._arena.birth()
         for manifest in committed(self._job.directory):
-            if manifest.step == order.step and manifest.kind != WEIGHTS_ONLY and _created(manifest) >= born:
+            is_of_step = manifest.step == order.step and manifest.kind != WEIGHTS_ONLY
+            if is_of_step and not birth.is_earlier(manifest):
                 folder = self._job.directory / manifest.tag
                 if not verify_sizes(folder, manifest):
                     return manifest
@@ -245,10 +244,3 @@ class LastWords:
             note(f"the incident is {incident.write(self._job.directory)}")
         except OSError as error:
             note(f"the incident cannot be written: {error}")
-
-
-def _created(manifest: Manifest) -> float:
-    try:
-        return datetime.datetime.fromisoformat(manifest.created_at).timestamp()
-    except ValueError:
-        return 0.0

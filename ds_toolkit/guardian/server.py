@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ds_toolkit.guardian.addresses import short_address
 from ds_toolkit.guardian.journal import note
 from ds_toolkit.guardian.processes import is_alive
 
@@ -206,7 +207,8 @@ def _listening(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
-    listener.bind(os.fspath(partial))
+    with short_address(partial) as address:
+        listener.bind(address)
     partial.chmod(0o600)
     listener.listen(256)
     partial.replace(path)

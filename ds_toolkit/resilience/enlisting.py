@@ -112,7 +112,7 @@ def sharding_of(engine: Any) -> Sharding:
 
 
 def choose_num_slots(
-    sharding: Sharding, berth: Berth, slot_bytes: int, place: Path
+    sharding: Sharding, berth: Berth, slot_bytes: int, place: Path, save_every: int | str
 ) -> tuple[int, str | None]:
     """How many slots every rank gets, and what is lost by it if they are too few. Collective.
 
@@ -121,6 +121,7 @@ def choose_num_slots(
         berth: this rank's.
         slot_bytes: size of one slot of this rank.
         place: where the slots will lie.
+        save_every: the guard's setting, to say how much is lost.
 
     Raises:
         ToolkitError: not even one has room.
@@ -138,14 +139,16 @@ def choose_num_slots(
     if most >= wanted:
         return wanted, None
     facts = f"{format_bytes(needed[node])} a slot on this node, {format_bytes(free[node])} free in {place}"
+    way_out = f"(`save_every` is {save_every}); a folder on a fast local disk as `arena` would have room"
     if most >= sharding.num_slots:
         return sharding.num_slots, (
             f"one slot less than wanted ({facts}): a failure while a periodic checkpoint is written may "
-            "cost the steps since that checkpoint"
+            f"cost the steps since that checkpoint {way_out}"
         )
     if most >= 1:
         return 1, (
-            f"one slot only ({facts}): a failure in the middle of a copy costs all since the last checkpoint"
+            f"one slot only ({facts}): a failure in the middle of a copy, or while a periodic checkpoint is "
+            f"written, costs the steps since the last one {way_out}"
         )
     raise ToolkitError(
         "there is no room for a snapshot",

@@ -6,7 +6,10 @@ Each rank keeps its own in `ds_toolkit_rank_00000.pt` of the tag, a file that lo
 from __future__ import annotations
 
 import random
+import secrets
 import sys
+import time
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,6 +23,10 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.resilience.writing import written
 
+# Tells the states of this process from those of any other.
+_PROCESS = secrets.token_hex(8)
+# What the guards of this process have put back last, by their engines.
+_restored: weakref.WeakKeyDictionary[Any, Mapping[str, Any]] = weakref.WeakKeyDictionary()
 _PLAIN = {bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size}
 
 
@@ -49,10 +56,25 @@ def random_states() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "accelerator": get_accelerator().get_rng_state(),
         "activation_checkpointing": dict(get_cuda_rng_tracker().get_states()),
+        "process": _PROCESS,
+        "taken_ns": time.monotonic_ns(),
     }
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     return states
+
+
+def restore_newest_random_states(engine: Any, states: Mapping[str, Any]) -> None:
+    """Put back the states that came with an engine, or later ones of the same process.
+
+    All engines of a process draw from the same generators. Of two that are trained in turn and are resumed
+    one after the other, one may have died a step ahead: the states at the later of both steps count.
+    """
+    _restored[engine] = states
+    of_one_process = [
+        known for known in _restored.values() if known.get("process") == states.get("process", "unknown")
+    ]
+    restore_random_states(max(of_one_process, key=lambda known: int(known["taken_ns"]), default=states))
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:

@@ -18,7 +18,12 @@ from ds_toolkit.errors import ToolkitError
 from ds_toolkit.findings import Finding
 from ds_toolkit.resilience import agreement
 from ds_toolkit.resilience.capture import DEEPSPEED_STATE_KEYS, read_shards
-from ds_toolkit.resilience.rank_state import Stateful, load_rank_state, restore_buffers, restore_random_states
+from ds_toolkit.resilience.rank_state import (
+    Stateful,
+    load_rank_state,
+    restore_buffers,
+    restore_newest_random_states,
+)
 from ds_toolkit.resilience.reporting import logger, on_rank_0
 
 
@@ -184,4 +189,4 @@ def _restore_rank(engine: Any, candidate: Candidate, tracked: Mapping[str, State
     for name in state["tracked"].keys() - tracked.keys():
         logger.warning("checkpoint %s has a state of `%s`, which is not tracked now", candidate.tag, name)
     # Last of all: loading itself may have drawn random numbers.
-    restore_random_states(state["random"])
+    restore_newest_random_states(engine, state["random"])

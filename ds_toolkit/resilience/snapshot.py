@@ -89,6 +89,8 @@ class Snapshots:
     def take(self, step: int, *, wanted: int = 0, then: Callable[[], None] = lambda: None) -> float:
         """Begin the snapshot of a step that is done; returns the seconds that it took before going on.
 
+        None is taken while last words are written, nor where the only slot is kept for a save.
+
         Args:
             step: optimizer steps done.
             wanted: number of the save that the slot is kept for; 0 if it may be written over.
@@ -99,9 +101,9 @@ class Snapshots:
         """
         started_seconds = time.monotonic()
         self.fence()
-        if self._control.frozen:
-            return 0.0
         index = self._free_slot()
+        if self._control.frozen or index is None:
+            return 0.0
         slot = self._slots.setdefault(index, _Slot())
         pickled = self._files.collect(must_prove=wanted != 0)
         kinds = {self._files.kind_of(name) for name in pickled}
@@ -154,11 +156,10 @@ class Snapshots:
             for file in slot.files.values():
                 file.close()
 
-    def _free_slot(self) -> int:
-        """The oldest slot that no save is kept for; one that is void comes first."""
-        slots = self._control.slots()
-        free = [slot for slot in slots if not slot.wanted] or slots
-        return min(free, key=_worth).index
+    def _free_slot(self) -> int | None:
+        """The oldest slot that is kept for no save; one that is void comes first."""
+        free = [slot for slot in self._control.slots() if not slot.wanted]
+        return min(free, key=_worth).index if free else None
 
     def _fit(self, index: int, slot: _Slot, pickled: dict[str, Pickled]) -> None:
         """Make the slot's files such as the state needs them."""

@@ -120,7 +120,7 @@ class Standby:
                 for part in collected.values()
             )
             root = arena_roots(settings)[0]
-            num_slots, loss = choose_num_slots(sharding, berth, slot_bytes, root.parent)
+            num_slots, loss = choose_num_slots(sharding, berth, slot_bytes, root.parent, settings.save_every)
             if loss is not None:
                 on_rank_0(logging.WARNING, "snapshots: %s", loss)
             arena, control = enter_arena(

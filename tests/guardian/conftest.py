@@ -1,4 +1,4 @@
-"""Places for arenas: on tmpfs, with short names, since a socket's path has at most 107 bytes."""
+"""Places for arenas: on tmpfs, one for each test."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import fake_rank
@@ -125,8 +124,7 @@ def test_a_dead_job_of_another_directory_has_a_day(tmp_path: Path, root: Path) -
         for rank in job.ranks:
             rank.kill()
         assert sweep_arenas(tmp_path / "other", root) == []
-        a_day_ago = time.time() - 24 * 3600 - 1
-        os.utime(job.arena.folder / "job.json", (a_day_ago, a_day_ago))
+        fake_rank.make_older(job.arena, 24 * 3600 + 1)
         assert len(sweep_arenas(tmp_path / "other", root)) == 1
         assert not job.arena.folder.exists()
 

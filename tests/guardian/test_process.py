@@ -268,8 +268,7 @@ class TestSweeping:
         mine, other = tmp_path / "mine", tmp_path / "other"
         dead = Arena.create(fake_rank.job(mine, "0000dead"), root)
         # No rank has come for longer than any takes to begin.
-        long_ago = time.time() - 301
-        os.utime(dead.folder / "job.json", (long_ago, long_ago))
+        fake_rank.make_older(dead, 301)
         elsewhere = Arena.create(fake_rank.job(other, "0000e15e"), root)
         with (
             fake_rank.FakeJob(fake_rank.job(mine, "0000001f"), root, start=False) as ranks_alone,
@@ -284,3 +283,13 @@ class TestSweeping:
             assert ranks_alone.arena.folder.exists()
         elsewhere.remove()
         assert list(arenas(root)) == []
+
+
+def test_an_arena_may_have_a_longer_path_than_a_socket(tmp_path: Path) -> None:
+    """As that of a scratch folder may be; an address of a socket has 107 bytes."""
+    root = tmp_path / ("scratch" * 20)
+    with fake_rank.FakeJob(fake_rank.job(tmp_path / "ckpt", JOB_ID), root) as job:
+        assert len(os.fspath(job.arena.socket_path)) > 107
+        (tmp_path / "ckpt").mkdir(exist_ok=True)
+        job.save("0000000a", "best", 5)
+        assert [event["event"] for event in job.hear()] == ["saved", "saved"]

@@ -132,3 +132,41 @@ def test_training_without_a_compiler(tmp_path: Path, no_compiler: dict[str, str]
     finished = jobs.run([*command, "--no-skip"], environment=no_compiler)
     assert finished.exit_code != 0
     assert "deepspeed_shm_comm" in finished.output or "ninja" in finished.output.lower(), finished.output
+
+
+def beside_small_memory(size: str, *words: str | os.PathLike[str]) -> list[str | os.PathLike[str]]:
+    """A job of one rank that sees a /dev/shm of its own, of this size as mount(8) takes it."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    job = jobs.torchrun_command(WORKER, *words, "--big", "--snapshots", num_ranks=1)
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", *job]
+
+
+def test_too_little_memory_is_told_with_the_way_out(tmp_path: Path) -> None:
+    finished = jobs.run(beside_small_memory("3m", tmp_path / "ckpt", "3", "2"))
+    report_of(finished)
+    # Both sizes, a tenth being left to others; and what to do about it.
+    for told in ("no snapshots", "no room for a snapshot", "4.0 MB a slot", "2.8 MB free in /dev/shm"):
+        assert told in finished.output
+    for way_out in ("a larger /dev/shm", "`arena` to a folder on a fast local disk", "`snapshot_every` to 0"):
+        assert way_out in finished.output
+    assert whole_steps(tmp_path / "ckpt") == [3, 2], "without snapshots checkpoints are synchronous"
+    assert "in the background" not in finished.output
+    # The first way out, beside the same small memory.
+    command = beside_small_memory("3m", tmp_path / "ckpt", "5", "2", f"--arena={tmp_path / 'arena'}")
+    finished = jobs.run(command)
+    assert report_of(finished)["resumed"] == 3
+    assert "no snapshots" not in finished.output
+    (root,) = (tmp_path / "arena").iterdir()
+    assert list(root.iterdir()) == []
+
+
+def test_memory_for_one_slot_is_used_and_told(tmp_path: Path) -> None:
+    """What is being written stays as it is, however fast the steps are that follow."""
+    finished = jobs.run(beside_small_memory("6m", tmp_path / "ckpt", "30", "8"))
+    report_of(finished)
+    for told in ("one slot only (4.0 MB a slot", "5.7 MB free in /dev/shm", "(`save_every` is 8)"):
+        assert told in finished.output
+    assert "is missing" not in finished.output
+    in_background = [line for line in finished.output.splitlines() if line.endswith("in the background")]
+    assert len(in_background) >= 2
+    assert whole_steps(tmp_path / "ckpt")[0] == 30

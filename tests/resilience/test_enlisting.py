@@ -26,7 +26,7 @@ def choose(
     monkeypatch.setattr(enlisting, "free_bytes", lambda _: offers[0][1])
     sharding = Sharding(tuple(Coordinates(dp) for dp in range(len(offers))), stage)
     berth = Berth(nodes, is_first=True, keeps_model=False, shared_params=None)
-    return choose_num_slots(sharding, berth, offers[0][0], Path("/memory"))
+    return choose_num_slots(sharding, berth, offers[0][0], Path("/memory"), 50)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_as_many_slots_as_fit(
     assert found == num_slots
     assert (loss is None) == (told is None)
     assert told is None or told in str(loss)
+    assert loss is None or "(`save_every` is 50); a folder on a fast local disk as `arena`" in loss
 
 
 def test_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
