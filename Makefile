@@ -82,11 +82,12 @@ docs: $(INSTALLED) ## write the pages that come from the code
 	$(BIN)/python docs/generate.py
 
 .PHONY: bench
-bench: $(INSTALLED) ## measure linting, consolidating and the stall; tables go to docs/ (20 GB of disk, an hour)
+bench: $(INSTALLED) ## measure linting, consolidating, the guard's work and the stall; tables go to docs/ (20 GB of disk, an hour)
 	$(BIN)/python benchmarks/lint.py
 	@for size in 340M 1.5B; do for stage in 2 3; do for ranks in 2 8; do \
 		$(BIN)/python benchmarks/consolidate.py --size $$size --stage $$stage --ranks $$ranks || failed=1; \
 	done; done; done; \
+	$(BIN)/python benchmarks/step_overhead.py || failed=1; \
 	$(BIN)/python benchmarks/stall.py || failed=1; exit $${failed:-0}
 
 .PHONY: corpus

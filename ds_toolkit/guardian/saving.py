@@ -18,6 +18,7 @@ from ds_toolkit.guardian.deadline import Deadline
 from ds_toolkit.guardian.joint import JointTag, Purpose
 from ds_toolkit.guardian.journal import note, note_failure
 from ds_toolkit.guardian.pieces import PieceKind
+from ds_toolkit.guardian.priority import give_way, give_way_in_this_thread
 from ds_toolkit.guardian.ranks import LocalRank
 from ds_toolkit.guardian.topology import Slot, Verdict, decide
 from ds_toolkit.guardian.writing import Giving
@@ -105,6 +106,7 @@ class Saving:
     def close(self) -> None:
         """Begin no save any more: what not all ranks have asked for by now is not written."""
         self._is_closed = True
+        give_way(False)
         for request in self._asked:
             self._fail(request, "not all ranks of the node came to it")
         self._asked.clear()
@@ -134,9 +136,11 @@ class Saving:
         return self.wait(timeout_seconds)
 
     def _work(self) -> None:
+        give_way_in_this_thread()
         while True:
             request = self._todo.get()
             manifest = None
+            give_way(not self._is_closed)
             try:
                 manifest = self._save(request)
             except Exception:
@@ -154,6 +158,7 @@ class Saving:
             with self._idle:
                 self._is_deleting = False
                 self._idle.notify_all()
+            give_way(False)
 
     def _save(self, request: Request) -> Manifest | None:
         begun = time.monotonic()

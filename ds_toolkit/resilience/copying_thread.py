@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from ds_toolkit.errors import ToolkitError
+
 # Copied by one call each, during which the interpreter is free for the training loop.
 _BATCH_BYTES = 64 * 2**20
 
@@ -21,6 +23,57 @@ class Copy:
 
     source: torch.Tensor
     place: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Copies that one call makes: hundreds of calls would cost more than the bytes of small ones.
+
+    Made once for as long as sources and places stay the same.
+    """
+
+    sources: list[torch.Tensor]
+    places: list[torch.Tensor]
+    storages: list[torch.UntypedStorage]
+    sizes_bytes: list[int]
+
+    @classmethod
+    def of(cls, copies: Sequence[Copy]) -> Batch:
+        """One batch of all of them."""
+        sources = [copy.source for copy in copies]
+        storages = [source.untyped_storage() for source in sources]
+        return cls(
+            sources,
+            [copy.place for copy in copies],
+            storages,
+            list(map(torch.UntypedStorage.nbytes, storages)),
+        )
+
+    def run(self) -> None:
+        """Copy.
+
+        Raises:
+            ToolkitError: a storage has another size than it had when the batch was made.
+        """
+        if list(map(torch.UntypedStorage.nbytes, self.storages)) != self.sizes_bytes:
+            raise ToolkitError(
+                "a part of the state cannot be copied", why="a storage has changed its size in its place"
+            )
+        torch._foreach_copy_(self.places, self.sources)
+
+
+def batched(copies: Sequence[Copy]) -> list[Batch]:
+    """The copies, such that the interpreter is free for the training loop during each large call."""
+    batches: list[Batch] = []
+    batch: list[Copy] = []
+    batch_bytes = 0
+    for copy in copies:
+        batch.append(copy)
+        batch_bytes += copy.source.nbytes
+        if batch_bytes >= _BATCH_BYTES:
+            batches.append(Batch.of(batch))
+            batch, batch_bytes = [], 0
+    return [*batches, Batch.of(batch)] if batch else batches
 
 
 class CopyingThread:
@@ -36,14 +89,14 @@ class CopyingThread:
         self.busy_seconds = 0.0
         """How long it has copied, all in all."""
 
-    def start(self, copies: Sequence[Copy], then: Callable[[], None]) -> None:
+    def start(self, batches: Sequence[Batch], then: Callable[[], None]) -> None:
         """Copy in the background, and call `then` in the thread when all bytes are there.
 
         What is on an accelerator is copied after what its current stream has been given to do.
         """
         ready = _now_on_the_current_stream()
         self._idle.clear()
-        self._queue.put(lambda: self._copy(copies, ready, then))
+        self._queue.put(lambda: self._copy(batches, ready, then))
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Until the copies are done; whether they are.
@@ -71,35 +124,27 @@ class CopyingThread:
             self.busy_seconds += time.monotonic() - started_seconds
             self._idle.set()
 
-    def _copy(self, copies: Sequence[Copy], ready: object, then: Callable[[], None]) -> None:
+    def _copy(self, batches: Sequence[Batch], ready: object, then: Callable[[], None]) -> None:
         accelerator = get_accelerator()
         if ready is None:
-            copy_all(copies)
+            copy_all(batches)
         else:
             side = accelerator.Stream()
             with accelerator.stream(side):
                 side.wait_event(ready)
-                copy_all(copies)
+                copy_all(batches)
             side.synchronize()
         then()
 
 
-def copy_all(copies: Sequence[Copy]) -> None:
-    """Copy, a batch a call; single calls cost more than the bytes where there are hundreds of small ones."""
-    batch: list[Copy] = []
-    batch_bytes = 0
-    for copy in copies:
-        batch.append(copy)
-        batch_bytes += copy.source.nbytes
-        if batch_bytes >= _BATCH_BYTES:
-            _copy_batch(batch)
-            batch, batch_bytes = [], 0
-    _copy_batch(batch)
+def copy_all(batches: Sequence[Batch]) -> None:
+    """Copy one batch after the other.
 
-
-def _copy_batch(batch: Sequence[Copy]) -> None:
-    if batch:
-        torch._foreach_copy_([copy.place for copy in batch], [copy.source for copy in batch])
+    Raises:
+        ToolkitError: a storage has another size than it had when its batch was made.
+    """
+    for batch in batches:
+        batch.run()
 
 
 def _now_on_the_current_stream() -> object:

@@ -17,6 +17,12 @@ from typing import Any
 
 import torch
 
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    # Another version of torch: asked tensor by tensor.
+    TensorGuards = None  # type: ignore[assignment, misc]
+
 # Compared by `==`, which for values of one type leaves no doubt.
 _PLAIN = frozenset({str, int, bool, bytes, type(None), torch.dtype, torch.device, torch.Size})
 _KEYS = frozenset({str, int, bool})
@@ -27,13 +33,16 @@ _MAX_LEVELS = 40
 _MAX_VALUES = 1_000_000
 
 # Of a tensor that keeps its place, the content goes into the file by itself.
-_COLUMNS: tuple[Callable[[torch.Tensor], object], ...] = (
+Column = Callable[[torch.Tensor], object]
+_COLUMNS: tuple[Column, ...] = (
     torch.Tensor.data_ptr,
+    attrgetter("requires_grad"),
     torch.Tensor.stride,
     attrgetter("shape"),
-    attrgetter("requires_grad"),
+    attrgetter("dtype"),
 )
-_dtype_of = attrgetter("dtype")
+# What torch's compiler does not look at, or not in every mode.
+_ASKED = _COLUMNS[:2]
 # Their scales stand elsewhere.
 _QUANTIZED = frozenset(
     getattr(torch, name, None) for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
@@ -41,11 +50,15 @@ _QUANTIZED = frozenset(
 _values_of = methodcaller("values")
 
 
-def leaves(value: Any) -> list[Any] | None:
+def leaves(value: Any, *, to_compare: bool = False) -> list[Any] | None:
     """Equal for two states of a value that are pickled alike; None where something in it does not tell.
 
     Tensors are alike if they lie at the same place in the same way. As long as somebody keeps the storage
     that was seen, nothing else can lie there.
+
+    Args:
+        value: what is looked at.
+        to_compare: with leaves seen before, and at once; not to be kept. That is faster.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -56,7 +69,7 @@ def leaves(value: Any) -> list[Any] | None:
         if not level:
             return found
         below: list[list[Any]] = []
-        if not all(_look_at(values, found, below) for values in level):
+        if not all(_look_at(values, found, below, to_compare) for values in level):
             return None
         if sum(map(len, below)) > _MAX_VALUES:
             return None
@@ -64,26 +77,28 @@ def leaves(value: Any) -> list[Any] | None:
     return None
 
 
-def _look_at(values: list[Any], found: list[Any], below: list[list[Any]]) -> bool:
+def _look_at(values: list[Any], found: list[Any], below: list[list[Any]], to_compare: bool) -> bool:
     """Note what some values of a level hold, and what lies one level below; whether all of it tells."""
     kinds = list(map(type, values))
     found.append(kinds)
     different = set(kinds)
     if len(different) == 1:
-        return _look_at_kind(kinds[0], values, found, below)
+        return _look_at_kind(kinds[0], values, found, below, to_compare)
     groups: dict[type, list[Any]] = {kind: [] for kind in kinds}
     for value, kind in zip(values, kinds, strict=True):
         groups[kind].append(value)
-    return all(_look_at_kind(kind, group, found, below) for kind, group in groups.items())
+    return all(_look_at_kind(kind, group, found, below, to_compare) for kind, group in groups.items())
 
 
-def _look_at_kind(kind: type, values: list[Any], found: list[Any], below: list[list[Any]]) -> bool:
+def _look_at_kind(
+    kind: type, values: list[Any], found: list[Any], below: list[list[Any]], to_compare: bool
+) -> bool:
     if kind in _PLAIN:
         found.append(values)
     elif kind in TENSORS:
-        columns = places(values)
-        found.append(columns)
-        return columns is not None
+        look = _Now(values) if to_compare else places(values)
+        found.append(look)
+        return look is not None
     elif kind is float:
         # 0.0 and -0.0 are equal and not the same.
         found.append(array("d", values).tobytes())
@@ -111,13 +126,61 @@ def _look_at_kind(kind: type, values: list[Any], found: list[Any], below: list[l
     return True
 
 
-def places(tensors: Sequence[torch.Tensor]) -> list[list[Any]] | None:
+class Places:
+    """Where and how each of some tensors lay when they were looked at."""
+
+    def __init__(self, columns: list[list[Any]]) -> None:
+        self._columns = columns
+        self._guard: Any = None
+
+    def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these tensors lie there in this way.
+
+        What has been found to hold once is compared by torch itself the next time, in one call for all.
+        """
+        if self._guard is None:
+            if _columns(tensors, _COLUMNS) != self._columns:
+                return False
+            self._guard = _guard(tensors)
+            return True
+        is_there = _columns(tensors, _ASKED) == self._columns[: len(_ASKED)]
+        return is_there and bool(self._guard.check(*tensors))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Now):
+            return self.hold(other.tensors)
+        return isinstance(other, Places) and self._columns == other._columns
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Now:
+    """Tensors that are looked at only if they are compared."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+
+
+def places(tensors: Sequence[torch.Tensor]) -> Places | None:
     """Where and how each of some tensors lies; None if that does not tell what is in one of them."""
-    dtypes = list(map(_dtype_of, tensors))
-    if not _QUANTIZED.isdisjoint(dtypes):
-        return None
+    columns = _columns(tensors, _COLUMNS)
+    return None if columns is None or not _QUANTIZED.isdisjoint(columns[-1]) else Places(columns)
+
+
+def _columns(tensors: Sequence[torch.Tensor], asked: Sequence[Column]) -> list[list[Any]] | None:
     try:
-        return [dtypes, *(list(map(column, tensors)) for column in _COLUMNS)]
+        return [list(map(column, tensors)) for column in asked]
     except RuntimeError:
         # A sparse one has no address.
+        return None
+
+
+def _guard(tensors: Sequence[torch.Tensor]) -> Any:
+    """Torch's own look at dtypes, shapes and strides, that its compiler takes; None where it has none."""
+    try:
+        sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
+        strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
+        guard = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return guard if guard.check(*tensors) else None
+    except (TypeError, RuntimeError, SystemError):
         return None

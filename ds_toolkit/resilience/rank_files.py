@@ -48,6 +48,15 @@ class RankFiles:
         self._buffers: dict[str, torch.Tensor] | None = None
         self._follower = Follower(engine, self._record)
 
+    def learn(self) -> dict[str, Pickled]:
+        """As `collect`, for the first time: what was learned is compared at once with a second recording.
+
+        Raises:
+            ToolkitError: as `collect`.
+        """
+        self.collect()
+        return self.collect(must_prove=True)
+
     def collect(self, *, must_prove: bool = False) -> dict[str, Pickled]:
         """By file name. Not collective; between two steps.
 

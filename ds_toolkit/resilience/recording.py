@@ -7,6 +7,7 @@ writers ask of the other ranks stands around them, in `save_checkpoint`: decisio
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,7 @@ def record(
     return recorder.files
 
 
+@functools.lru_cache(maxsize=64)
 def kind_of(name: str) -> PieceKind:
     """What a file of this name holds.
 

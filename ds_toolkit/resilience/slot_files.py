@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ import torch
 from ds_toolkit.checkpoint.archive_layout import ArchiveLayout
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.units import format_bytes
+
+# Linux 5.14 (linux/mman.h): enter all pages into the table of this process, as a write to each would.
+_MADV_POPULATE_WRITE = 23
 
 
 class SlotFile:
@@ -73,6 +77,9 @@ class SlotFile:
         if not self._size_bytes:
             return [torch.empty(0, dtype=torch.uint8) for _ in layout.storage_bytes]
         mapped = mmap.mmap(self._descriptor, self._size_bytes)
+        with contextlib.suppress(OSError):
+            # Older kernels refuse it; then the first copy takes a fault for each page.
+            mapped.madvise(_MADV_POPULATE_WRITE)
         return [
             torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=offset)
             if num_bytes

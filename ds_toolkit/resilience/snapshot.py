@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from ds_toolkit.guardian.arena import Arena, write_contents
 from ds_toolkit.guardian.arena import SlotFile as SlotEntry
 from ds_toolkit.guardian.control import ControlBlock, SlotState
-from ds_toolkit.resilience.copying_thread import Copy, CopyingThread, copy_all
+from ds_toolkit.resilience.copying_thread import Batch, Copy, CopyingThread, batched, copy_all
 from ds_toolkit.resilience.rank_files import RankFiles
 from ds_toolkit.resilience.slot_files import SlotFile
 from ds_toolkit.resilience.sources import FileSources, Sources
@@ -35,15 +35,19 @@ class _Plan:
     """What is copied from a file's sources as long as they stay the same."""
 
     version: int
-    later: list[Copy]
-    at_once: list[Copy]
+    later: list[Batch]
+    at_once: list[Batch]
     frozen: dict[int, Copy]
 
 
 @dataclass
 class _Slot:
-    """What lies in a slot: its files, and of frozen weights what they were when they were copied."""
+    """What lies in a slot: its files, and of frozen weights what they were when they were copied.
 
+    `version` is that of the sources that the files were made for.
+    """
+
+    version: int = 0
     files: dict[str, SlotFile] = field(default_factory=dict)
     plans: dict[str, _Plan] = field(default_factory=dict)
     frozen: dict[tuple[str, int], tuple[object, ...]] = field(default_factory=dict)
@@ -84,7 +88,10 @@ class Snapshots:
             ToolkitError: there is no room for them.
         """
         for index in range(self._control.num_slots):
-            self._fit(index, self._slots.setdefault(index, _Slot()), pickled)
+            slot = self._slots.setdefault(index, _Slot())
+            self._fit(index, slot, pickled)
+            for name in slot.files:
+                self._plan(slot, name)
 
     def take(self, step: int, *, wanted: int = 0, then: Callable[[], None] = lambda: None) -> float:
         """Begin the snapshot of a step that is done; returns the seconds that it took before going on.
@@ -164,11 +171,16 @@ class Snapshots:
     def _fit(self, index: int, slot: _Slot, pickled: dict[str, Pickled]) -> None:
         """Make the slot's files such as the state needs them."""
         self._sources.refresh(pickled)
+        if slot.version == self._sources.version and slot.files.keys() == pickled.keys():
+            return
         wanted = {
             name: tuple(map(torch.UntypedStorage.nbytes, part.storages)) for name, part in pickled.items()
         }
-        if wanted == {name: file.layout.storage_bytes for name, file in slot.files.items()}:
-            return
+        if wanted != {name: file.layout.storage_bytes for name, file in slot.files.items()}:
+            self._make_files(index, slot, wanted)
+        slot.version = self._sources.version
+
+    def _make_files(self, index: int, slot: _Slot, wanted: Mapping[str, tuple[int, ...]]) -> None:
         folder = self._arena.slot_folder(self._control.rank, index)
         folder.mkdir(mode=0o700, exist_ok=True)
         for name, sizes in wanted.items():
@@ -179,29 +191,33 @@ class Snapshots:
                 slot.frozen = {place: seen for place, seen in slot.frozen.items() if place[0] != name}
                 slot.plans.pop(name, None)
                 slot.files[name] = SlotFile(folder / name, sizes)
-        for name in slot.files.keys() - pickled.keys():
+        for name in slot.files.keys() - wanted.keys():
             slot.files.pop(name).close()
             slot.plans.pop(name, None)
             (folder / name).unlink()
-        write_contents(folder, [SlotEntry(name, self._files.kind_of(name)) for name in pickled])
+        write_contents(folder, [SlotEntry(name, self._files.kind_of(name)) for name in wanted])
 
-    def _copies(self, slot: _Slot) -> tuple[list[Copy], list[Copy]]:
+    def _copies(self, slot: _Slot) -> tuple[list[Batch], list[Batch]]:
         """What is copied at once, and what the thread copies."""
-        at_once: list[Copy] = []
-        later: list[Copy] = []
-        for name, file in slot.files.items():
-            sources = self._sources[name]
-            plan = slot.plans.get(name)
-            if plan is None or plan.version != sources.version:
-                plan = slot.plans[name] = _planned(sources, file.places)
+        at_once: list[Batch] = []
+        later: list[Batch] = []
+        changed: list[Copy] = []
+        for name in slot.files:
+            sources, plan = self._sources[name], self._plan(slot, name)
             later += plan.later
             at_once += plan.at_once
             for key, copy in plan.frozen.items():
                 seen = (sources.version, *_looks(sources.frozen[key]))
                 if slot.frozen.get((name, key)) != seen:
                     slot.frozen[name, key] = seen
-                    at_once.append(copy)
-        return at_once, later
+                    changed.append(copy)
+        return [*at_once, *batched(changed)], later
+
+    def _plan(self, slot: _Slot, name: str) -> _Plan:
+        sources, plan = self._sources[name], slot.plans.get(name)
+        if plan is None or plan.version != sources.version:
+            plan = slot.plans[name] = _planned(sources, slot.files[name].places)
+        return plan
 
 
 def _planned(sources: FileSources, places: list[torch.Tensor]) -> _Plan:
@@ -213,7 +229,7 @@ def _planned(sources: FileSources, places: list[torch.Tensor]) -> _Plan:
     at_once = [
         copy for key, copy in copies.items() if key not in sources.steady and key not in sources.frozen
     ]
-    return _Plan(sources.version, later, at_once, frozen)
+    return _Plan(sources.version, batched(later), batched(at_once), frozen)
 
 
 def _worth(slot: SlotState) -> tuple[bool, int]:

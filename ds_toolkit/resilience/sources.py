@@ -51,7 +51,8 @@ class Sources:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._files: dict[str, FileSources] = {}
-        self._version = 0
+        self.version = 0
+        """Another one whenever any file's is."""
 
     def __getitem__(self, name: str) -> FileSources:
         return self._files[name]
@@ -59,14 +60,14 @@ class Sources:
     def refresh(self, pickled: Mapping[str, Pickled]) -> None:
         """Such as the files are now."""
         if any(self._is_unknown(name, part) for name, part in pickled.items()):
-            self._version += 1
+            self.version += 1
             self._files = self._ask_for(pickled)
             return
         for name, part in pickled.items():
             if part.replaced:
-                self._version += 1
+                self.version += 1
                 file = self._files[name]
-                file.version = self._version
+                file.version = self.version
                 for key in part.replaced:
                     file.storages[key] = bytes_of(part.storages[key])
 
@@ -85,7 +86,7 @@ class Sources:
                 [bytes_of(storage) for storage in part.storages],
                 frozenset(key for key, identity in enumerate(identities) if identity in steady),
                 {key: frozen[identity] for key, identity in enumerate(identities) if identity in frozen},
-                self._version,
+                self.version,
             )
         return files
 

@@ -113,7 +113,7 @@ class Standby:
             client_state=client_state,
         )
         try:
-            collected = agreement.together("look at the state of this rank", files.collect)
+            collected = agreement.together("look at the state of this rank", files.learn)
             sharding = sharding_of(engine)
             slot_bytes = sum(
                 sum(storage.nbytes() for storage in part.storages) + len(part.data)

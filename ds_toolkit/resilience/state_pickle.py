@@ -61,13 +61,27 @@ class _Piece:
 
 
 @dataclass
+class _Section:
+    """What stands under an outer key: its pieces, and all of it as bytes, the key included."""
+
+    places: list[Place]
+    data: bytes
+
+
+@dataclass
 class _Memory:
     """What is known of a file's state: its pieces, and the storages that they refer to by key."""
 
+    sections: dict[str, _Section] = field(default_factory=dict)
     pieces: dict[Place, _Piece] = field(default_factory=dict)
     storages: list[torch.UntypedStorage] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
     keys: dict[int, int] = field(default_factory=dict)
     replaced: set[int] = field(default_factory=set)
+
+    def joined(self, parts: list[_Part]) -> bytes:
+        """What parts are, one after the other."""
+        return b"".join([part if isinstance(part, bytes) else self.pieces[part[0]].data for part in parts])
 
 
 class _OtherStoragesError(Exception):
@@ -90,45 +104,57 @@ class StatePickler:
         Raises:
             ToolkitError: something in it cannot be pickled; its place is named.
         """
-        # A dict of another kind, such as a layer's with what it says of its version, stays what it is.
-        parts: list[_Part] = list(_parts(state, ())) if type(state) is dict else [((), state)]
-        places = [part[0] for part in parts if not isinstance(part, bytes)]
-        is_new = places != list(self._memory.pieces)
-        if not is_new:
-            self._memory.replaced.clear()
-            try:
-                self._look_again(parts, unchanged)
-            except _OtherStoragesError:
-                is_new = True
-        if is_new:
-            self._learn(parts)
+        is_new = False
+        self._memory.replaced.clear()
+        try:
+            self._look_again(state, unchanged)
+        except _OtherStoragesError:
+            is_new = True
+            self._learn(state)
         memory = self._memory
-        data = b"".join(part if isinstance(part, bytes) else memory.pieces[part[0]].data for part in parts)
+        data = b"".join([section.data for section in memory.sections.values()])
+        if type(state) is dict:
+            data = _BEGIN_DICT + data + pickle.SETITEMS
         replaced = range(len(memory.storages)) if is_new else memory.replaced
         return Pickled(_HEAD + data + _STOP, memory.storages, is_new, frozenset(replaced))
 
-    def _learn(self, parts: list[_Part]) -> None:
+    def _learn(self, state: Mapping[str, Any]) -> None:
         self._memory = memory = _Memory()
-        for part in parts:
-            if not isinstance(part, bytes):
-                memory.pieces[part[0]] = _pickled(*part, leaves(part[1]), _FreshKeys(memory))
+        for key, value in _sections(state).items():
+            parts = list(_parts_of(state, key, value))
+            for part in parts:
+                if not isinstance(part, bytes):
+                    memory.pieces[part[0]] = _pickled(*part, leaves(part[1]), _FreshKeys(memory))
+            memory.sections[key] = _Section(_places(parts), memory.joined(parts))
 
-    def _look_again(self, parts: list[_Part], unchanged: Collection[str]) -> None:
+    def _look_again(self, state: Mapping[str, Any], unchanged: Collection[str]) -> None:
+        memory = self._memory
+        sections = _sections(state)
+        if list(sections) != list(memory.sections):
+            raise _OtherStoragesError
+        for key, value in sections.items():
+            if key in unchanged and type(state) is dict:
+                continue
+            parts = list(_parts_of(state, key, value))
+            if _places(parts) != memory.sections[key].places:
+                raise _OtherStoragesError
+            self._look_at(parts)
+            memory.sections[key].data = memory.joined(parts)
+
+    def _look_at(self, parts: list[_Part]) -> None:
         memory = self._memory
         num_users: Counter[int] | None = None
         for part in parts:
             if isinstance(part, bytes):
                 continue
             place, value = part
-            if place and place[0] in unchanged:
-                continue
-            known, seen = memory.pieces[place], leaves(value)
-            if seen is not None and seen == known.leaves:
+            known = memory.pieces[place]
+            if known.leaves is not None and known.leaves == leaves(value, to_compare=True):
                 continue
             if known.keys and num_users is None:
                 num_users = Counter(key for piece in memory.pieces.values() for key in set(piece.keys))
             own = [key for key in dict.fromkeys(known.keys) if num_users and num_users[key] == 1]
-            memory.pieces[place] = _pickled(place, value, seen, _KnownKeys(memory, own))
+            memory.pieces[place] = _pickled(place, value, leaves(value), _KnownKeys(memory, own))
             if set(own) - set(memory.pieces[place].keys):
                 raise _OtherStoragesError
 
@@ -144,6 +170,7 @@ class _FreshKeys:
         if key == len(self._memory.storages):
             # Kept, so that no other storage gets its address while the key stands for it.
             self._memory.storages.append(storage)
+            self._memory.sizes_bytes.append(storage.nbytes())
         return key
 
 
@@ -158,13 +185,15 @@ class _KnownKeys:
         memory = self._memory
         known = memory.keys.get(storage._cdata)
         if known is not None:
+            if memory.sizes_bytes[known] != storage.nbytes():
+                raise _OtherStoragesError
             if known in self._free:
                 self._free = [key for key in self._free if key != known]
             return known
         if not self._free:
             raise _OtherStoragesError
         key = self._free.pop(0)
-        if memory.storages[key].nbytes() != storage.nbytes():
+        if memory.sizes_bytes[key] != storage.nbytes():
             raise _OtherStoragesError
         del memory.keys[memory.storages[key]._cdata]
         memory.keys[storage._cdata] = key
@@ -210,15 +239,31 @@ def _pickled(place: Place, value: Any, seen: list[Any] | None, keys: _FreshKeys 
     return _Piece(seen, out.getvalue()[len(_HEAD) : -len(_STOP)], pickler.used)
 
 
-def _parts(state: Mapping[str, Any], place: Place) -> Iterator[_Part]:
-    """What stands between the pieces, as bytes, and the pieces with their places."""
-    yield _BEGIN_DICT
-    for key, value in state.items():
-        encoded = key.encode("utf-8", "surrogatepass")
-        yield pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
-        # Not into what is keyed by numbers, such as an optimizer's states of single parameters.
-        if type(value) is dict and all(type(inner) is str for inner in value):
-            yield from _parts(value, (*place, key))
-        else:
-            yield (*place, key), value
-    yield pickle.SETITEMS
+def _sections(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    # A dict of another kind, such as a layer's with what it says of its version, stays what it is.
+    return state if type(state) is dict else {"": state}
+
+
+def _parts_of(state: Mapping[str, Any], key: str, value: Any) -> Iterator[_Part]:
+    """A section of the state: what stands between the pieces, as bytes, and the pieces with their places."""
+    if type(state) is dict:
+        yield from _parts(key, value, ())
+    else:
+        yield (), value
+
+
+def _parts(key: str, value: Any, place: Place) -> Iterator[_Part]:
+    encoded = key.encode("utf-8", "surrogatepass")
+    yield pickle.BINUNICODE + struct.pack("<I", len(encoded)) + encoded
+    # Not into what is keyed by numbers, such as an optimizer's states of single parameters.
+    if type(value) is dict and all(type(inner) is str for inner in value):
+        yield _BEGIN_DICT
+        for inner_key, inner in value.items():
+            yield from _parts(inner_key, inner, (*place, key))
+        yield pickle.SETITEMS
+    else:
+        yield (*place, key), value
+
+
+def _places(parts: list[_Part]) -> list[Place]:
+    return [part[0] for part in parts if not isinstance(part, bytes)]

@@ -13,7 +13,7 @@ import torch
 from ds_toolkit.checkpoint.ziparchive import read_members
 from ds_toolkit.guardian.copying import COPY_BYTES, copy_file
 from ds_toolkit.guardian.deadline import Deadline
-from ds_toolkit.resilience.copying_thread import Copy, copy_all
+from ds_toolkit.resilience.copying_thread import Copy, batched, copy_all
 from ds_toolkit.resilience.slot_files import SlotFile, bytes_of
 from ds_toolkit.resilience.state_pickle import StatePickler
 
@@ -22,7 +22,7 @@ def slot_file(path: Path, state: dict[str, Any]) -> None:
     pickled = StatePickler().pickle(state)
     file = SlotFile(path, [storage.nbytes() for storage in pickled.storages])
     pairs = zip(pickled.storages, file.places, strict=True)
-    copy_all([Copy(bytes_of(storage), place) for storage, place in pairs])
+    copy_all(batched([Copy(bytes_of(storage), place) for storage, place in pairs]))
     file.write_tail(pickled.data)
     file.close()
 

@@ -44,10 +44,10 @@ def held_copies() -> Iterator[threading.Event]:
     """Copies of the thread begin when the event is set, once for each time."""
     gate, original = threading.Event(), copying_thread.copy_all
 
-    def copy_all(copies: Any) -> None:
+    def copy_all(batches: Any) -> None:
         assert gate.wait(PATIENCE_SECONDS), "nobody opened the gate"
         gate.clear()
-        original(copies)
+        original(batches)
 
     copying_thread.copy_all = copy_all  # type: ignore[assignment]
     try:
@@ -275,9 +275,9 @@ def weights_are_copied_beside_the_training_loop(directory: Path) -> None:
         copied: list[int] = []
         original = copying_thread.copy_all
 
-        def copy_all(copies: Any, copied: list[int] = copied, original: Any = original) -> None:
-            copied += [copy.source.nbytes for copy in copies]
-            original(copies)
+        def copy_all(batches: Any, copied: list[int] = copied, original: Any = original) -> None:
+            copied += [source.nbytes for batch in batches for source in batch.sources]
+            original(batches)
 
         copying_thread.copy_all = copy_all  # type: ignore[assignment]
         try:

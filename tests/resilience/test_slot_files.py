@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.resilience.copying_thread import Copy, CopyingThread, copy_all
+from ds_toolkit.resilience.copying_thread import Batch, Copy, CopyingThread, batched, copy_all
 from ds_toolkit.resilience.slot_files import SlotFile, bytes_of
 from ds_toolkit.resilience.state_pickle import StatePickler
 
 
-def copies_of(file: SlotFile, storages: Any) -> list[Copy]:
-    return [Copy(bytes_of(storage), place) for storage, place in zip(storages, file.places, strict=True)]
+def copies_of(file: SlotFile, storages: Any) -> list[Batch]:
+    pairs = zip(storages, file.places, strict=True)
+    return batched([Copy(bytes_of(storage), place) for storage, place in pairs])
 
 
 def test_a_file_is_filled_again_and_again(tmp_path: Path) -> None:
@@ -73,10 +74,26 @@ def test_the_thread_copies_and_then_says_so() -> None:
     places = [torch.zeros(1000, dtype=torch.uint8) for _ in sources]
     seen: list[bool] = []
     pairs = [Copy(source, place) for source, place in zip(sources, places, strict=True)]
-    thread.start(pairs, lambda: seen.append(all(map(torch.equal, sources, places))))
+    thread.start(batched(pairs), lambda: seen.append(all(map(torch.equal, sources, places))))
     assert thread.wait(10)
     assert seen == [True]
     thread.close()
+
+
+def test_a_storage_that_changed_its_size_is_not_copied() -> None:
+    """Its bytes behind the end are somebody else's."""
+    source, place = torch.arange(1000, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
+    batches = batched([Copy(source, place)])
+    source.untyped_storage().resize_(10)
+    with pytest.raises(ToolkitError, match="changed its size"):
+        copy_all(batches)
+    assert not place.any()
+
+
+def test_large_copies_go_in_several_batches() -> None:
+    sources = [torch.empty(40 * 2**20, dtype=torch.uint8) for _ in range(3)]
+    batches = batched([Copy(source, source) for source in sources])
+    assert [len(batch.sources) for batch in batches] == [2, 1]
 
 
 def test_a_failure_is_told_to_the_one_who_waits_and_the_thread_goes_on() -> None:

@@ -7,6 +7,7 @@ import enum
 import io
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from ds_toolkit.checkpoint.archive_layout import ArchiveLayout
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.resilience import leaves as leaves_module
 from ds_toolkit.resilience.leaves import leaves
 from ds_toolkit.resilience.slot_files import bytes_of
 from ds_toolkit.resilience.state_pickle import Pickled, StatePickler
@@ -181,12 +183,71 @@ def test_leaves_tell_states_apart_or_say_that_they_do_not(
         assert leaves(value) is None
 
 
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "moved": lambda tensor: setattr(tensor, "data", tensor.data.clone()),
+    "shifted": lambda tensor: setattr(tensor, "data", tensor.data.view(-1)[4:12].view(2, 4)),
+    "transposed": lambda tensor: tensor.t_(),
+    "shortened": lambda tensor: tensor.resize_(1, 4),
+    "of another type": lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
+    "trained": lambda tensor: tensor.requires_grad_(True),
+}
+
+
+@pytest.mark.parametrize("num_looks", [0, 1, 3])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_happens_to_a_tensor_in_its_place_is_seen(
+    change: Callable[[torch.Tensor], object], num_looks: int
+) -> None:
+    """However often it was found to be as it was: torch itself compares then."""
+    tensors = [torch.zeros(4, 4) for _ in range(3)]
+    before = leaves({"a": tensors})
+    for _ in range(num_looks):
+        assert before == leaves({"a": tensors}, to_compare=True)
+    change(tensors[1])
+    assert before != leaves({"a": tensors}, to_compare=True)
+
+
+def test_a_tensor_more_or_less_is_seen() -> None:
+    tensors = [torch.zeros(2) for _ in range(3)]
+    before = leaves(tensors)
+    assert before == leaves(tensors, to_compare=True)
+    assert before != leaves(tensors[:2], to_compare=True)
+    assert before != leaves([*tensors, tensors[0]], to_compare=True)
+    assert before != leaves([*tensors[:2], torch.zeros(2).to_sparse()], to_compare=True)
+
+
+@pytest.mark.parametrize("missing", ["guard", "agreement"])
+def test_where_torch_compares_nothing_each_tensor_is_asked(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "guard":
+        monkeypatch.setattr(leaves_module, "TensorGuards", None)
+    # One that stands there twice is none that torch compares.
+    weight = torch.zeros(2, 3)
+    tensors = [weight, weight]
+    before = leaves(tensors)
+    for _ in range(3):
+        assert before == leaves(tensors, to_compare=True)
+    weight.t_()
+    assert before != leaves(tensors, to_compare=True)
+
+
 def test_a_layer_of_another_version_is_told_apart() -> None:
     layer = torch.nn.BatchNorm1d(2).state_dict()
     before = leaves(layer)
     assert leaves(layer) == before
     layer._metadata[""]["version"] = 3  # type: ignore[attr-defined]
     assert leaves(layer) != before
+
+
+def test_a_storage_that_grew_in_its_place_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
+    weight = torch.zeros(4)
+    pickler = StatePickler()
+    pickler.pickle({"weight": weight, "step": 1})
+    weight.resize_(8).fill_(2)
+    pickled = pickler.pickle({"weight": weight, "step": 2})
+    assert pickled.is_new
+    assert loaded(pickled, tmp_path)["weight"].tolist() == [2] * 8
 
 
 def test_what_is_said_to_be_unchanged_is_not_looked_at() -> None:
