@@ -12,12 +12,15 @@ from typing import Any
 import fake_rank
 import pytest
 
-from ds_toolkit.checkpoint.incident import Incident, incidents
+from ds_toolkit.checkpoint.incident import Hang, Incident, incidents
 from ds_toolkit.checkpoint.manifest import Manifest
+from ds_toolkit.guardian.arena import Arena
 from ds_toolkit.guardian.control import Phase
 from ds_toolkit.guardian.ending import GRACE_SECONDS
 from ds_toolkit.guardian.hang_wording import Standstill, in_words
 from ds_toolkit.guardian.hangs import UNMEASURED_SECONDS, Change, HangWatch
+from ds_toolkit.guardian.server import Server
+from ds_toolkit.guardian.serving import Guardian
 from ds_toolkit.guardian.stacks import Frame, Stacks
 
 JOB_ID = "0000abcd"
@@ -268,6 +271,28 @@ def test_a_rank_that_has_not_made_its_page_is_waited_for() -> None:
     watched = Watched(5.0)
     watched.watch._ranks = {0: Rank(watched.page), 1: Rank(None)}  # type: ignore[dict-item]
     assert watched.wait(60) == []
+
+
+@pytest.mark.parametrize("moves_meanwhile", [False, True])
+def test_what_moved_on_while_it_was_looked_into_is_not_ended(
+    tmp_path: Path, root: Path, moves_meanwhile: bool
+) -> None:
+    arena = Arena.create(fake_rank.job(tmp_path, JOB_ID, on_hang="last-words"), root)
+    guardian = Guardian(arena, arena.job(), Server(arena.socket_path), None)
+    watched = Watched(5.0)
+    guardian._watch = watched.watch
+    begun: list[str] = []
+    guardian._begin_last_words = lambda why, hang=None: begun.append(why)  # type: ignore[method-assign]
+    # Where the threads of a real guardian would be: a hang was seen, then stacks take their time.
+    assert watched.wait(6) == [Change.HANGS]
+    guardian._deadly_hang = Hang("ranks 0, 1 wait in backward of batch 38.", 6.0, ())
+    if moves_meanwhile:
+        watched.page.step += 1
+    guardian._look_for_hangs()
+    assert (begun != []) == (not moves_meanwhile)
+    written = incidents(tmp_path)
+    assert [incident.outcome for incident in written] == (["reported"] if moves_meanwhile else [])
+    assert guardian._deadly_hang is None
 
 
 SCRIPT = Frame("/home/me/train.py", "61", "main")
