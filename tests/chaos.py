@@ -25,7 +25,7 @@ import killing
 from killing import Cell, Chain, Row
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import arenas
+from ds_toolkit.guardian.arenas import arenas
 
 ROWS = jobs.REPOSITORY / "docs" / "chaos.csv"
 _CELL = [field.name for field in dataclasses.fields(Cell)]

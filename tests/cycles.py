@@ -33,7 +33,8 @@ from ds_toolkit.checkpoint.ownership import GUARDIAN_LOCK_NAME, LOCK_NAME
 from ds_toolkit.checkpoint.sweeping import sweep
 from ds_toolkit.checkpoint.verify import verify_crcs
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arenas, sweep_arenas
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas, sweep_arenas
 from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.processes import is_alive, start_ticks
 

@@ -24,7 +24,8 @@ from typing import Any
 import jobs
 
 from ds_toolkit.checkpoint.incident import incidents
-from ds_toolkit.guardian.arena import Arena, arenas_into
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas_into
 from ds_toolkit.guardian.control import ControlBlock, Phase
 from ds_toolkit.guardian.processes import is_alive
 

@@ -10,7 +10,7 @@ import jobs
 
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import arenas_into
+from ds_toolkit.guardian.arenas import arenas_into
 
 WORKER = Path(__file__).parent / "resilience" / "simple_worker.py"
 

@@ -14,12 +14,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,10 @@ from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 from ds_toolkit.guardian.processes import is_alive
 
 CONTENTS_NAME = "contents.json"
-_JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
+JOB_NAME, _GUARDIAN_NAME = "job.json", "guardian.json"
 _NAMESPACE_NAME = "pid_namespace"
 # Within which the ranks of a job make their pages once its arena is there.
 _UNBORN_SECONDS = 300.0
-# How long the snapshots of a dead job wait for the next run of its directory.
-_KEPT_SECONDS = 24 * 3600.0
 # Everybody may write there; a folder of our own within is made private, and checked to be ours.
 _TMPFS = Path("/dev/shm")  # noqa: S108
 
@@ -150,7 +147,7 @@ class Arena:
             folder.mkdir(mode=0o700)
             (folder / _NAMESPACE_NAME).write_text(_pid_namespace())
             Birth.now(job.directory).write(folder)
-            _write_json(folder / _JOB_NAME, job.as_json())
+            _write_json(folder / JOB_NAME, job.as_json())
         except OSError as error:
             raise ToolkitError("the arena cannot be made", where=folder, why=error.strerror) from error
         return cls(folder)
@@ -200,7 +197,7 @@ class Arena:
         Raises:
             ToolkitError: the description is not there, or not to be understood.
         """
-        path = self.folder / _JOB_NAME
+        path = self.folder / JOB_NAME
         try:
             return Job.from_json(json.loads(path.read_text()))
         except OSError as error:
@@ -270,44 +267,6 @@ def read_contents(slot_folder: Path) -> list[SlotFile]:
         return [SlotFile(file["name"], PieceKind[file["kind"]]) for file in json.loads(path.read_text())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ToolkitError("a slot's contents cannot be read", where=path, why=str(error)) from error
-
-
-def arenas(root: Path | None = None) -> Iterator[Arena]:
-    """All arenas of this user on this node."""
-    root = root or arena_root()
-    if root.is_dir():
-        for folder in sorted(root.iterdir()):
-            if (folder / _JOB_NAME).is_file():
-                yield Arena(folder)
-
-
-def arenas_into(directory: Path, root: Path | None = None) -> Iterator[Arena]:
-    """Those of jobs that save into a directory; one that is not understood, of another version, is not."""
-    for arena in arenas(root):
-        with contextlib.suppress(ToolkitError):
-            if arena.job().directory.resolve() == directory.resolve():
-                yield arena
-
-
-def sweep_arenas(directory: Path, root: Path | None = None) -> list[str]:
-    """Free what dead jobs of a checkpoint directory hold on this node; a line for each.
-
-    Those of other directories may still be made checkpoints of by a run there, and have a day for it.
-
-    For a run that owns the directory and has not made its own arena yet.
-    """
-    swept = []
-    for arena in arenas(root):
-        try:
-            is_ours = arena.job().directory.resolve() == directory.resolve()
-        except ToolkitError:
-            is_ours = False
-        with contextlib.suppress(OSError):
-            is_old = arena.age_seconds() > _KEPT_SECONDS
-            if (is_ours or is_old) and arena.is_dead():
-                arena.remove()
-                swept.append(f"removed the snapshots of a job that has ended: {arena.folder}")
-    return swept
 
 
 def _pid_namespace() -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arenas
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas
 from ds_toolkit.guardian.control import ControlBlock, Leaving
 from ds_toolkit.guardian.processes import is_alive
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import arenas_into, sweep_arenas
+from ds_toolkit.guardian.arenas import arenas_into, sweep_arenas
 from ds_toolkit.guardian.client import start_guardian
 from ds_toolkit.resilience.reporting import logger
 

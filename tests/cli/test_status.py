@@ -19,7 +19,7 @@ import pytest
 from ds_toolkit.checkpoint.incident import Incident, RankEnd
 from ds_toolkit.checkpoint.manifest import Manifest, ManifestFile, RunShape
 from ds_toolkit.cli.app import make_app
-from ds_toolkit.guardian import arena as arena_module
+from ds_toolkit.guardian import arenas as arenas_module
 from ds_toolkit.guardian.arena import Arena, Job
 from ds_toolkit.guardian.control import CONTROL_NAME, ControlBlock, Leaving, Phase
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
@@ -43,7 +43,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where arenas lie, nobody saying otherwise."""
-    monkeypatch.setattr(arena_module, "arena_root", lambda: tmp_path / "arenas")
+    monkeypatch.setattr(arenas_module, "arena_root", lambda: tmp_path / "arenas")
     return tmp_path / "arenas"
 
 

@@ -13,7 +13,8 @@ import psutil
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.checkpoint.sweeping import sweep
 from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import Arena, arenas, sweep_arenas
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas, sweep_arenas
 from ds_toolkit.guardian.client import start_guardian
 
 NUM_CYCLES = 30

@@ -21,7 +21,8 @@ import pytest
 
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arenas, sweep_arenas
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas, sweep_arenas
 from ds_toolkit.guardian.client import GuardianClient, start_guardian
 from ds_toolkit.guardian.processes import is_alive, start_ticks
 from ds_toolkit.guardian.server import Ended, Said, Server

@@ -32,7 +32,7 @@ from watched import PATIENCE_SECONDS, Watched, arena_of, on_all_ranks, same, unt
 
 from ds_toolkit.checkpoint.manifest import Manifest
 from ds_toolkit.checkpoint.verify import verify_crcs
-from ds_toolkit.guardian.arena import arenas_into
+from ds_toolkit.guardian.arenas import arenas_into
 from ds_toolkit.guardian.processes import is_alive
 from ds_toolkit.resilience import copying_thread
 

@@ -15,7 +15,8 @@ from simple_runs import arenas_of
 
 from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.guardian.arena import Arena, arenas
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas
 from ds_toolkit.guardian.control import ControlBlock
 
 WORKER = Path(__file__).with_name("several_worker.py")

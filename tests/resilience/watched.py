@@ -14,7 +14,8 @@ import torch
 from training import ACCUMULATION_STEPS, ds_config, new_engine, new_sampler
 
 from ds_toolkit import CheckpointGuard
-from ds_toolkit.guardian.arena import Arena, arenas_into
+from ds_toolkit.guardian.arena import Arena
+from ds_toolkit.guardian.arenas import arenas_into
 from ds_toolkit.guardian.control import ControlBlock, SlotState
 
 PATIENCE_SECONDS = 20.0
