@@ -57,7 +57,7 @@ format: $(INSTALLED) ## put the code into its format
 	$(BIN)/ruff check -q --fix
 
 .PHONY: test
-test: test-packages test-static test-foundation test-config test-consolidate test-resilience test-quickstart coverage ## all that CI runs
+test: test-packages test-static test-foundation test-config test-consolidate test-resilience test-doctor test-quickstart coverage ## all that CI runs
 
 .PHONY: test-packages
 test-packages:
@@ -82,8 +82,9 @@ docs: $(INSTALLED) ## write the pages that come from the code
 	$(BIN)/python docs/generate.py
 
 .PHONY: bench
-bench: $(INSTALLED) ## measure linting, consolidating, the guard's work and the stall; tables go to docs/ (20 GB of disk, an hour)
+bench: $(INSTALLED) ## measure linting, logs, consolidating, the guard's work and stall; tables go to docs/ (20 GB of disk, an hour)
 	$(BIN)/python benchmarks/lint.py
+	$(BIN)/python benchmarks/diagnose.py
 	@for size in 340M 1.5B; do for stage in 2 3; do for ranks in 2 8; do \
 		$(BIN)/python benchmarks/consolidate.py --size $$size --stage $$stage --ranks $$ranks || failed=1; \
 	done; done; done; \
@@ -110,6 +111,10 @@ chaos: $(INSTALLED) ## kill jobs in every way, rows go to docs/chaos.csv: SHARD=
 .PHONY: cycles
 cycles: $(INSTALLED) ## start and kill CYCLES=200 runs and count what is left; a row goes to docs/cycles.csv
 	$(BIN)/python tests/cycles.py --cycles "$(or $(CYCLES),200)"
+
+.PHONY: test-doctor
+test-doctor: $(INSTALLED)
+	$(call part,doctor,$(PYTEST) tests/doctor)
 
 .PHONY: test-quickstart
 test-quickstart: $(INSTALLED)

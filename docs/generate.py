@@ -1,20 +1,25 @@
 """Write the pages that come from the code (`make docs`).
 
-docs/rules.md comes from the docstrings of the rules, docs/variables.md from the table of variables.
+docs/rules.md comes from the docstrings of the rules, docs/variables.md from the table of variables,
+docs/diagnose.md from the known failures and what stands before them in docs/diagnose-head.md.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
+from ds_toolkit.doctor.signatures import SIGNATURES
+from ds_toolkit.doctor.signatures.signature import Signature
 from ds_toolkit.env.variables import REPLACED, VARIABLES
 
 OLDEST, NEWEST = SUPPORTED_DEEPSPEED
 FOLDER = Path(__file__).parent
+DIAGNOSE_HEAD = (FOLDER / "diagnose-head.md").read_text()
 FAMILIES = {
     "DS00": "Keys, sections and values",
     "DS01": "Keys, sections and values",
@@ -134,6 +139,43 @@ def variables_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def diagnose_page() -> str:
+    """What `ds-toolkit diagnose` knows as Markdown: its use, a table, and a chapter for each failure."""
+    lines = [
+        DIAGNOSE_HEAD,
+        "## Known failures",
+        "",
+        "<!-- Written by `make docs` from ds_toolkit/doctor/signatures/; change those. -->",
+        "",
+        f"{len(SIGNATURES)} of them; `ds-toolkit explain CODE` prints also the patterns that tell one.",
+        "",
+        "| code | name | severity | sure |",
+        "|---|---|---|---|",
+    ]
+    for signature in SIGNATURES:
+        title = f"{signature.code} {signature.name}"
+        link = f"[{signature.code}](#{_anchor(title)})"
+        lines.append(
+            f"| {link} | {signature.name} | {signature.severity.value} | {signature.confidence.value} |"
+        )
+    for signature in SIGNATURES:
+        lines += ["", f"### {signature.code} {signature.name}", "", *_failure(signature)]
+    return "\n".join(lines) + "\n"
+
+
+def _failure(signature: Signature) -> list[str]:
+    cause, fix = (
+        textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+        for text in (_without_groups(signature.cause) + ".", f"*Fix*: {_without_groups(signature.fix)}.")
+    )
+    return [cause, "", fix]
+
+
+def _without_groups(text: str) -> str:
+    return re.sub(r"\{(\w+)\}", r"...", text)
+
+
 if __name__ == "__main__":
+    (FOLDER / "diagnose.md").write_text(diagnose_page())
     (FOLDER / "rules.md").write_text(rules_page())
     (FOLDER / "variables.md").write_text(variables_page())

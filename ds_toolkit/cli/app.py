@@ -31,6 +31,7 @@ _COMMANDS = {
     "inspect": ("inspect", "inspect"),
     "verify": ("verify", "verify"),
     "status": ("status", "status"),
+    "diagnose": ("diagnose", "diagnose"),
     "consolidate": ("consolidate", "consolidate"),
     "run": ("run", "run"),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.rules import Rule
+from ds_toolkit.rules import Problem, Rule
 
 
 @functools.cache
@@ -25,6 +26,8 @@ def rule_of(code: str) -> Rule[Any]:
     """The rule of a code; for one of a configuration or a checkpoint, nothing else is imported."""
     if code.startswith("DS9"):
         return rules_of_checkpoints()[code]
+    if code.startswith("DS12") and len(code) == len("DS1201"):
+        return known_failures()[code]
     from ds_toolkit.config.rules import RULES as CONFIG_RULES
 
     if code in CONFIG_RULES:
@@ -52,17 +55,39 @@ def rules_of_checkpoints() -> dict[str, Rule[Any]]:
     return {rule.code: rule for registry in (TAG_RULES, DIRECTORY_RULES) for rule in registry}
 
 
+@functools.cache
+def known_failures() -> dict[str, Rule[Any]]:
+    """What `diagnose` can find, by code; signatures in the form of rules, with a manual each."""
+    from ds_toolkit.doctor.signatures import SIGNATURES
+
+    return {
+        signature.code: Rule(
+            signature.code, signature.name, signature.severity, _with_manual(signature.manual)
+        )
+        for signature in SIGNATURES
+    }
+
+
+def _with_manual(manual: str) -> Callable[[Any], Iterator[Problem]]:
+    def check(_: Any) -> Iterator[Problem]:
+        # Signatures are compared with logs by the doctor, all at once.
+        yield from ()
+
+    check.__doc__ = manual
+    return check
+
+
 def rule_named(word: str) -> Rule[Any]:
     """The rule with this code, or with this name.
 
     Raises:
         ToolkitError: there is none; it names the nearest.
     """
-    rules = all_rules()
+    rules = {**all_rules(), **known_failures()}
     by_word = {**rules, **{rule.name: rule for rule in rules.values()}}
     for candidate in (word, word.upper(), word.lower().replace("_", "-")):
         if candidate in by_word:
             return by_word[candidate]
     near = difflib.get_close_matches(word.upper() if word[:2].upper() == "DS" else word.lower(), by_word, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else "codes are DS and three digits"
+    fix = f"did you mean `{near[0]}`?" if near else "codes are DS and three or four digits"
     raise ToolkitError(f"there is no rule `{word}`", fix=fix)

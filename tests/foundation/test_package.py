@@ -47,6 +47,7 @@ def test_public_names() -> None:
         ["-m", "ds_toolkit", "verify", "--help"],
         ["-m", "ds_toolkit", "inspect", "--help"],
         ["-m", "ds_toolkit", "status", "--help"],
+        ["-m", "ds_toolkit", "diagnose", EXAMPLE],
         ["-m", "ds_toolkit", "run", "--", "true"],
         ["-m", "ds_toolkit", "lint", EXAMPLE],
         ["-m", "ds_toolkit", "explain", "DS001"],
