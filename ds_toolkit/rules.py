@@ -14,7 +14,7 @@ from ds_toolkit.findings import Edit, Finding, Severity, Where
 
 Subject = TypeVar("Subject")
 
-_CODE = re.compile(r"DS[0-9]{3}")
+_CODE = re.compile(r"DS[0-9]{3,4}")
 _EXAMPLE = re.compile(
     r"^(?P<kind>Bad|Good)(?: \((?P<context>[^)]*)\))?:\n(?P<text>(?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE
 )
@@ -82,6 +82,11 @@ class Rule(Generic[Subject]):
         ]
 
 
+def number_of(code: str) -> int:
+    """What codes are sorted by: DS915 comes before DS1001."""
+    return int(code.removeprefix("DS"))
+
+
 class Registry(Generic[Subject]):
     """The rules for one kind of subject, in the order of their codes."""
 
@@ -99,7 +104,7 @@ class Registry(Generic[Subject]):
 
         def register(check: Callable[[Subject], Iterator[Problem]]) -> Callable[[Subject], Iterator[Problem]]:
             if not _CODE.fullmatch(code):
-                raise ValueError(f"`{code}` is not a code: write DS and three digits")
+                raise ValueError(f"`{code}` is not a code: write DS and three or four digits")
             if name.replace("-", "_") != check.__name__ or "_" in name:
                 raise ValueError(f"rule `{name}` must be the function `{name.replace('-', '_')}`")
             for other in self._rules.values():
@@ -111,7 +116,7 @@ class Registry(Generic[Subject]):
         return register
 
     def __iter__(self) -> Iterator[Rule[Subject]]:
-        return iter(sorted(self._rules.values(), key=lambda rule: rule.code))
+        return iter(sorted(self._rules.values(), key=lambda rule: number_of(rule.code)))
 
     def __contains__(self, code: object) -> bool:
         return code in self._rules

@@ -26,6 +26,7 @@ _COMMANDS = {
     "gen-launch": ("gen_launch", "gen_launch"),
     "plan": ("plan", "app"),
     "lint": ("lint", "lint"),
+    "check-script": ("check_script", "check_script"),
     "explain": ("explain", "explain"),
     "schema": ("schema", "schema"),
     "inspect": ("inspect", "inspect"),

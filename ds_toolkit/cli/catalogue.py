@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ds_toolkit.errors import ToolkitError
-from ds_toolkit.rules import Problem, Rule
+from ds_toolkit.rules import Problem, Rule, number_of
 
 
 @functools.cache
@@ -23,11 +23,13 @@ def rules_of_files() -> dict[str, Rule[Any]]:
 
 
 def rule_of(code: str) -> Rule[Any]:
-    """The rule of a code; for one of a configuration or a checkpoint, nothing else is imported."""
+    """The rule of a code; for one of a configuration, a checkpoint or a script, nothing else is imported."""
     if code.startswith("DS9"):
         return rules_of_checkpoints()[code]
-    if code.startswith("DS12") and len(code) == len("DS1201"):
-        return known_failures()[code]
+    if len(code) > len("DS001"):
+        # By the first two of four digits.
+        families = {"DS10": rules_of_scripts, "DS12": known_failures}
+        return families[code[:4]]()[code]
     from ds_toolkit.config.rules import RULES as CONFIG_RULES
 
     if code in CONFIG_RULES:
@@ -42,7 +44,16 @@ def all_rules() -> dict[str, Rule[Any]]:
     from ds_toolkit.advise.rules import RULES as PLAN_RULES
 
     others = {rule.code: rule for rule in PLAN_RULES}
-    return dict(sorted({**rules_of_files(), **others, **rules_of_checkpoints()}.items()))
+    found = {**rules_of_files(), **others, **rules_of_checkpoints(), **rules_of_scripts()}
+    return {code: found[code] for code in sorted(found, key=number_of)}
+
+
+@functools.cache
+def rules_of_scripts() -> dict[str, Rule[Any]]:
+    """What `check-script` can find, by code."""
+    from ds_toolkit.doctor.scripts.rules import RULES as SCRIPT_RULES
+
+    return {rule.code: rule for rule in SCRIPT_RULES}
 
 
 @functools.cache
