@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints
+from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints, rules_of_hosts
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.doctor.signatures import SIGNATURES
 from ds_toolkit.doctor.signatures.signature import Signature
@@ -42,22 +42,27 @@ FAMILIES = {
     "DS8": "Consumers",
     "DS9": "Checkpoints on disk",
 }
+FAMILIES_OF_FOUR_DIGITS = {
+    "DS11": "Hosts, before a job",
+}
 
 
 def rules_page() -> str:
     """The manual of all rules as Markdown, with a table in front."""
     rules = list(all_rules().values())
-    num_of_lint = len(rules) - len(rules_of_checkpoints())
+    num_of_checkpoints, num_of_hosts = len(rules_of_checkpoints()), len(rules_of_hosts())
+    num_of_lint = len(rules) - num_of_checkpoints - num_of_hosts
     lines = [
         "# Rules",
         "",
         "<!-- Written by `make docs` from the docstrings of the rules; change those. -->",
         "",
-        f"`ds-toolkit lint` knows {num_of_lint} rules, `ds-toolkit verify` {len(rules) - num_of_lint} about",
-        "checkpoints (DS9xx). Codes are permanent. `ds-toolkit explain CODE` prints a rule's manual; `lint",
-        "--ignore CODE` leaves it out. Of the examples every *Bad* one fires exactly its own rule, and every",
-        "*Good* one is clean under all of them; the tests hold that. Those of DS9xx are words: the tests",
-        "damage real checkpoints for them, and find exactly that code.",
+        f"`ds-toolkit lint` knows {num_of_lint} rules, `ds-toolkit verify` {num_of_checkpoints} about",
+        f"checkpoints (DS9xx), `ds-toolkit preflight` {num_of_hosts} about hosts (DS11xx). Codes are",
+        "permanent. `ds-toolkit explain CODE` prints a rule's manual; `lint --ignore CODE` leaves it out.",
+        "Of the examples every *Bad* one fires exactly its own rule, and every *Good* one is clean under all",
+        "of them; the tests hold that. Those of DS9xx and DS11xx are words: the tests damage real",
+        "checkpoints and plant faults on hosts for them, and find exactly that code.",
         "",
         f"What DeepSpeed knows is written down for versions {OLDEST} to {NEWEST}. On a newer one, keys that",
         "are not known here are warnings instead of errors.",
@@ -80,7 +85,8 @@ def rules_page() -> str:
 
 def _family(rule: Any) -> str:
     # A rule of no family ends this: give it one.
-    return next(name for prefix, name in FAMILIES.items() if rule.code.startswith(prefix))
+    families = FAMILIES_OF_FOUR_DIGITS if len(rule.code) > len("DS001") else FAMILIES
+    return next(name for prefix, name in families.items() if rule.code.startswith(prefix))
 
 
 def _title(rule: Any) -> str:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "plan": ("plan", "app"),
     "lint": ("lint", "lint"),
     "check-script": ("check_script", "check_script"),
+    "preflight": ("preflight", "preflight"),
     "explain": ("explain", "explain"),
     "schema": ("schema", "schema"),
     "inspect": ("inspect", "inspect"),

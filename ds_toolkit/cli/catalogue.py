@@ -23,12 +23,12 @@ def rules_of_files() -> dict[str, Rule[Any]]:
 
 
 def rule_of(code: str) -> Rule[Any]:
-    """The rule of a code; for one of a configuration, a checkpoint or a script, nothing else is imported."""
+    """The rule of a code; no more rooms are imported for it than need be."""
     if code.startswith("DS9"):
         return rules_of_checkpoints()[code]
     if len(code) > len("DS001"):
         # By the first two of four digits.
-        families = {"DS10": rules_of_scripts, "DS12": known_failures}
+        families = {"DS10": rules_of_scripts, "DS11": rules_of_hosts, "DS12": known_failures}
         return families[code[:4]]()[code]
     from ds_toolkit.config.rules import RULES as CONFIG_RULES
 
@@ -44,7 +44,7 @@ def all_rules() -> dict[str, Rule[Any]]:
     from ds_toolkit.advise.rules import RULES as PLAN_RULES
 
     others = {rule.code: rule for rule in PLAN_RULES}
-    found = {**rules_of_files(), **others, **rules_of_checkpoints(), **rules_of_scripts()}
+    found = {**rules_of_files(), **others, **rules_of_checkpoints(), **rules_of_scripts(), **rules_of_hosts()}
     return {code: found[code] for code in sorted(found, key=number_of)}
 
 
@@ -54,6 +54,14 @@ def rules_of_scripts() -> dict[str, Rule[Any]]:
     from ds_toolkit.doctor.scripts.rules import RULES as SCRIPT_RULES
 
     return {rule.code: rule for rule in SCRIPT_RULES}
+
+
+@functools.cache
+def rules_of_hosts() -> dict[str, Rule[Any]]:
+    """What `preflight` can find, by code."""
+    from ds_toolkit.doctor.preflight.judging import RULES as HOST_RULES
+
+    return {rule.code: rule for rule in HOST_RULES}
 
 
 @functools.cache

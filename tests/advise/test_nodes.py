@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
+import nodes
 import pytest
 
 from ds_toolkit.advise.environment import advise_environment
@@ -20,7 +18,7 @@ from ds_toolkit.env.envfile import parse_env_text
 from ds_toolkit.env.fabric import detect_host
 from ds_toolkit.env.launchers import Launcher
 
-HOSTS = ["127.0.0.2", "127.0.0.3"]
+HOSTS = list(nodes.HOSTS)
 RANK = """
 import json, os, sys
 import deepspeed, torch
@@ -43,41 +41,8 @@ os._exit(0)
 @pytest.fixture
 def ssh(tmp_path: Path) -> Iterator[Path]:
     """An ssh server of our own for both addresses, and a home folder whose ssh trusts it."""
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    for name in ("host", "user"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / name], check=True
-        )
-    port = jobs.free_port()
-    addresses = "".join(f"ListenAddress {host}\n" for host in HOSTS)
-    (home / "sshd_config").write_text(
-        f"Port {port}\n{addresses}HostKey {home}/.ssh/host\nAuthorizedKeysFile {home}/.ssh/user.pub\n"
-        f"StrictModes no\nUsePAM no\nPidFile {home}/sshd.pid\nPermitRootLogin yes\n"
-    )
-    # ssh takes the home folder from the user database, not from HOME, so it is told its configuration.
-    (home / "ssh_config").write_text(
-        f"Host {' '.join(HOSTS)}\n  Port {port}\n  User {getpass.getuser()}\n"
-        f"  IdentityFile {home}/.ssh/user\n"
-        "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-    )
-    tools = home / "bin"
-    tools.mkdir()
-    (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {home}/ssh_config "$@"\n')
-    (tools / "ssh").chmod(0o755)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    log = (home / "sshd.log").open("w")
-    server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", home / "sshd_config"], stderr=log)
-    try:
-        deadline = time.monotonic() + 10
-        while subprocess.run([tools / "ssh", HOSTS[0], "true"], check=False, stderr=log).returncode:
-            assert time.monotonic() < deadline, (home / "sshd.log").read_text()
-            time.sleep(0.1)
+    with nodes.ssh_server(tmp_path / "home") as home:
         yield home
-    finally:
-        server.terminate()
-        server.wait(timeout=10)
-        log.close()
 
 
 def test_two_nodes_get_the_generated_environment(ssh: Path, tmp_path: Path) -> None:
