@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints, rules_of_hosts
+from ds_toolkit.cli.catalogue import all_rules, rules_of_checkpoints, rules_of_hosts, rules_of_scripts
 from ds_toolkit.config.schema import SUPPORTED_DEEPSPEED
 from ds_toolkit.doctor.signatures import SIGNATURES
 from ds_toolkit.doctor.signatures.signature import Signature
@@ -42,7 +42,13 @@ FAMILIES = {
     "DS8": "Consumers",
     "DS9": "Checkpoints on disk",
 }
+# Codes of four digits are no members of the families above, whose names they begin with.
 FAMILIES_OF_FOUR_DIGITS = {
+    "DS100": "Scripts: loading",
+    "DS101": "Scripts: calls that only some ranks make",
+    "DS102": "Scripts: partitioned weights and checkpoints",
+    "DS103": "Scripts: batches",
+    "DS104": "Scripts: beside the engine",
     "DS11": "Hosts, before a job",
 }
 
@@ -50,19 +56,23 @@ FAMILIES_OF_FOUR_DIGITS = {
 def rules_page() -> str:
     """The manual of all rules as Markdown, with a table in front."""
     rules = list(all_rules().values())
-    num_of_checkpoints, num_of_hosts = len(rules_of_checkpoints()), len(rules_of_hosts())
-    num_of_lint = len(rules) - num_of_checkpoints - num_of_hosts
+    num_of_verify, num_of_scripts, num_of_hosts = map(
+        len, (rules_of_checkpoints(), rules_of_scripts(), rules_of_hosts())
+    )
+    num_of_lint = len(rules) - num_of_verify - num_of_scripts - num_of_hosts
     lines = [
         "# Rules",
         "",
         "<!-- Written by `make docs` from the docstrings of the rules; change those. -->",
         "",
-        f"`ds-toolkit lint` knows {num_of_lint} rules, `ds-toolkit verify` {num_of_checkpoints} about",
-        f"checkpoints (DS9xx), `ds-toolkit preflight` {num_of_hosts} about hosts (DS11xx). Codes are",
-        "permanent. `ds-toolkit explain CODE` prints a rule's manual; `lint --ignore CODE` leaves it out.",
-        "Of the examples every *Bad* one fires exactly its own rule, and every *Good* one is clean under all",
-        "of them; the tests hold that. Those of DS9xx and DS11xx are words: the tests damage real",
-        "checkpoints and plant faults on hosts for them, and find exactly that code.",
+        f"`ds-toolkit lint` knows {num_of_lint} rules, `ds-toolkit verify` {num_of_verify} about",
+        f"checkpoints (DS9xx), `ds-toolkit check-script` {num_of_scripts} about scripts (DS10xx),",
+        f"`ds-toolkit preflight` {num_of_hosts} about hosts (DS11xx); for DS12xx see [diagnose](diagnose.md).",
+        "Codes are permanent. `ds-toolkit explain CODE` prints a rule's manual; `--ignore CODE` of",
+        "`lint` and `check-script` leaves it out. Of the examples every *Bad* one fires exactly its own",
+        "rule, and every *Good* one is clean under all of them; the tests hold that. Those of DS9xx and",
+        "DS11xx are words: the tests damage real checkpoints and plant faults on hosts for them, and find",
+        "exactly that code.",
         "",
         f"What DeepSpeed knows is written down for versions {OLDEST} to {NEWEST}. On a newer one, keys that",
         "are not known here are warnings instead of errors.",

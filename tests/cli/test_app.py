@@ -158,7 +158,19 @@ MACHINE_READABLE = machine_readable(typer.main.get_command(make_app()))
 
 def test_the_commands_that_print_json_are_these() -> None:
     assert {" ".join(names) for names in MACHINE_READABLE} == {
-        *("gen-config", "gen-env", "lint", "consolidate", "inspect", "verify", "status", "diagnose", "run"),
+        *(
+            "gen-config",
+            "gen-env",
+            "lint",
+            "check-script",
+            "consolidate",
+            "inspect",
+            "verify",
+            "status",
+            "diagnose",
+            "preflight",
+            "run",
+        ),
         *("plan memory", "plan comm", "plan interval", "plan batch"),
     }
 

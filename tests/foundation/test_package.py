@@ -51,6 +51,7 @@ def test_public_names() -> None:
         ["-m", "ds_toolkit", "run", "--", "true"],
         ["-m", "ds_toolkit", "lint", EXAMPLE],
         ["-m", "ds_toolkit", "explain", "DS001"],
+        ["-m", "ds_toolkit", "check-script", str(jobs.REPOSITORY / "examples" / "tiny_lm" / "train.py")],
         ["-m", "ds_toolkit", "schema"],
         ["-m", "ds_toolkit", "--version"],
         ["-c", "import ds_toolkit; ds_toolkit.GuardSettings; ds_toolkit.ToolkitError"],

@@ -59,6 +59,17 @@ def test_rules_come_in_the_order_of_their_codes() -> None:
     assert [rule.code for rule in registry] == ["DS901", "DS902"]
 
 
+def test_codes_of_four_digits_come_after_those_of_three() -> None:
+    registry: Registry[str] = Registry()
+
+    def second(subject: str) -> Iterator[Problem]:
+        yield Problem("", "")
+
+    registry.rule("DS1001", "second", Severity.ERROR)(second)
+    registry.rule("DS915", "too-long", Severity.ERROR)(too_long)
+    assert [rule.code for rule in registry] == ["DS915", "DS1001"]
+
+
 @pytest.mark.parametrize(
     ("code", "name", "function_name"),
     [

@@ -106,9 +106,8 @@ def clipping_beside_the_engine(script: Script) -> Iterator[Problem]:
 def gradients_thrown_away(script: Script) -> Iterator[Problem]:
     """`zero_grad()` stands between `engine.backward` and `engine.step`: the step has no gradients.
 
-    DeepSpeed ends with an `IndexError` where it clips. The engine empties them itself after each step, so
-    that no call is needed at all. Nothing is said where the stage is known to be 1 to 3, whose gradients lie
-    elsewhere by then.
+    At stage 0 it ends with an `IndexError`. The engine empties them itself after each step, so that no call
+    is needed at all. Nothing is said where the stage is known to be 1 to 3: their gradients lie elsewhere.
 
     Bad:
         engine, optimizer, _, _ = deepspeed.initialize(model=model, config=config)

@@ -1,10 +1,11 @@
 """What DeepSpeed does in scripts that the rules warn of: `proof_worker.py CASE FOLDER STAGE`, two ranks.
 
-Each case is marked with the rule that finds it, here in this very file.
+The rules find the cases in this very file.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -27,7 +28,8 @@ rank = dist.get_rank()
 
 
 def say(*words: object) -> None:
-    print("SAID", rank, *words, flush=True)
+    # In one write and on a line of its own, whatever the other rank is just printing.
+    os.write(1, f"\nSAID {rank} {' '.join(map(str, words))}\n".encode())
 
 
 def first_weights() -> list[float]:
@@ -90,6 +92,12 @@ def backward_beside() -> None:
 def clipping() -> None:
     engine.backward(engine(torch.ones(2, 8)).mean())
     say("norm", float(torch.nn.utils.clip_grad_norm_(engine.parameters(), 1.0)))
+
+
+def thrown_away() -> None:
+    engine.backward(engine(torch.ones(2, 8)).mean())
+    engine.zero_grad()
+    engine.step()
 
 
 def begun_twice() -> None:

@@ -42,8 +42,9 @@ def test_the_rules_find_the_cases_that_are_tried_here() -> None:
         # In fp16 only, which nobody knows of here.
         ("DS1042", "backward_beside"),
         ("DS1043", "clipping"),
-    } | {("DS1012", "uneven")} - {("DS1012", "uneven")}
+    }
     assert ("DS1021", "empty_state_dict") in found(3)
+    assert ("DS1044", "thrown_away") in found(0)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_a_rank_waits_for_ever(tmp_path: Path, case: str, reached: set[str], nev
     [
         ("tag_by_rank", "2", "is not consistent across all ranks"),
         ("backward_beside", "0", "Direct calls to tensor.backward() are not supported"),
+        ("thrown_away", "0", "IndexError"),
         ("begun_twice", "2", "trying to initialize the default process group twice"),
     ],
 )
