@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FAILURE
 from ds_toolkit.errors import ToolkitError
 
-FAILURE = 2
 _NAME = "ds-toolkit"
 # Typer may keep click under a name of its own; what it hands out is a child of what it raises.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds_toolkit.cli.lint import FAILURE, FINDINGS, FailOn
+from ds_toolkit.cli.exit_codes import FailOn, end
 from ds_toolkit.cli.reports import Format
-from ds_toolkit.findings import Finding, Severity
+from ds_toolkit.findings import Finding
 
 if TYPE_CHECKING:
     from ds_toolkit.doctor.scripts.known_config import KnownConfig
@@ -51,11 +51,7 @@ def check_script(
         except ToolkitError as error:
             errors.append(error)
     report(findings, errors, len(scripts) - len(errors), form)
-    if errors:
-        raise typer.Exit(FAILURE)
-    failing = {Severity.ERROR, Severity.WARNING} if fail_on is FailOn.WARNING else {Severity.ERROR}
-    if any(finding.severity in failing for finding in findings):
-        raise typer.Exit(FINDINGS)
+    end(findings, errors, fail_on)
 
 
 def _checked(name: str, known: KnownConfig | None) -> list[Finding]:

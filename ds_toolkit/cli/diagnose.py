@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FAILURE, FINDINGS
 from ds_toolkit.units import counted
 
 if TYPE_CHECKING:
     from ds_toolkit.doctor.diagnose import Cause, Diagnosis
     from ds_toolkit.findings import Finding
-
-FINDINGS = 1
-FAILURE = 2
 
 
 def diagnose(

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FailOn, end
 from ds_toolkit.cli.inputs import Input, Kind
 from ds_toolkit.cli.reports import Format
 from ds_toolkit.config.consumers import Consumer
 from ds_toolkit.env.launchers import Launcher
-from ds_toolkit.findings import Finding, Severity
+from ds_toolkit.findings import Finding
 
 if TYPE_CHECKING:
     from ds_toolkit.advise.surroundings import Surroundings
     from ds_toolkit.errors import ToolkitError
 
-FINDINGS = 1
-FAILURE = 2
-
 Value = TypeVar("Value")
-
-
-class FailOn(str, Enum):
-    """The severities that can be asked to make the command fail."""
-
-    ERROR = "error"
-    WARNING = "warning"
 
 
 def lint(
@@ -104,11 +94,7 @@ def lint(
         except ToolkitError as error:
             errors.append(error)
     report(findings, errors, len(files) - len(errors), form)
-    if errors:
-        raise typer.Exit(FAILURE)
-    failing = {Severity.ERROR, Severity.WARNING} if fail_on is FailOn.WARNING else {Severity.ERROR}
-    if any(finding.severity in failing for finding in findings):
-        raise typer.Exit(FINDINGS)
+    end(findings, errors, fail_on)
 
 
 def _known(values: dict[str, Value | None]) -> dict[str, Value]:

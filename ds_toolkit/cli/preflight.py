@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FINDINGS
 from ds_toolkit.env.launchers import Launcher
-
-FINDINGS = 1
 
 
 def preflight(

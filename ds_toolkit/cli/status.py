@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FINDINGS
 from ds_toolkit.units import counted
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from ds_toolkit.checkpoint.standing import TagStanding
     from ds_toolkit.guardian.standing import JobStanding, Loss
-
-FINDINGS = 1
 
 
 class Happened(Protocol):

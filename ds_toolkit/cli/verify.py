@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_toolkit.cli.exit_codes import FINDINGS
 from ds_toolkit.units import counted
 
 if TYPE_CHECKING:
     from ds_toolkit.checkpoint.examination import TagProgress, Verified, VerifiedTag
-
-FINDINGS = 1
 
 
 def verify(
