@@ -214,7 +214,8 @@ def _block(finding: Finding) -> list[tuple[str, str]]:
     from ds_toolkit.cli.catalogue import rule_of
 
     pieces = [
-        (f"{finding.where}: ", ""),
+        # What has no place, such as an exit code, is not said to be anywhere.
+        (f"{finding.where}: " if str(finding.where) else "", ""),
         (finding.severity.value, _STYLES[finding.severity]),
         (f" {finding.code} {rule_of(finding.code).name}\n", "bold"),
         (f"  {finding.message}", ""),

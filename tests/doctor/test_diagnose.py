@@ -177,6 +177,13 @@ def test_the_rank_that_said_nothing_is_the_one_that_ended(tmp_path: Path) -> Non
     assert diagnosis.first.rank == 1
 
 
+def test_an_exit_code_is_nowhere() -> None:
+    command = [sys.executable, "-m", "ds_toolkit", "diagnose", "--exit-code", "-9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stdout.startswith("error DS1204 killed-without-a-word\n")
+
+
 def test_an_exit_code_alone_and_nothing_wrong(tmp_path: Path) -> None:
     assert codes(diagnose([], exit_code=247)) == ["DS1204"]
     assert codes(diagnose([], exit_code=3)) == ["DS1299"]
