@@ -140,7 +140,10 @@ class Saving:
         while True:
             request = self._todo.get()
             manifest = None
-            give_way(not self._is_closed)
+            give_way(True)
+            if self._is_closed:
+                # Last words have begun, perhaps just now: what is being written stands in their way.
+                give_way(False)
             try:
                 manifest = self._save(request)
             except Exception:
