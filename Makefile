@@ -75,7 +75,7 @@ test-foundation: $(INSTALLED)
 
 .PHONY: test-config
 test-config: $(INSTALLED)
-	$(call part,config,$(PYTEST) tests/config tests/env tests/plan tests/advise tests/doctor)
+	$(call part,config,$(PYTEST) tests/config tests/env tests/plan tests/advise)
 
 .PHONY: docs
 docs: $(INSTALLED) ## write the pages that come from the code
