@@ -5,6 +5,7 @@ A cross-section of what `make chaos` does in full; docs/chaos.csv has the rows t
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import killing
@@ -44,9 +45,13 @@ def test_a_killed_run_ends_as_the_undisturbed_one(
     row = rows[cell]
     assert row.failures == [], row
     assert row.phase_seen
-    if cell.way in ("SIGKILL", "SIGSEGV", "exit") and cell.moment != "write":
+    if cell.way in ("SIGKILL", "SIGSEGV") and cell.moment != "write":
         # It died where it was seen: nothing of it has moved since.
         assert row.phase_seen.startswith(row.phase_left), row
+    elif cell.way == "exit" and cell.moment != "write":
+        # A thread of its own ends it as soon as that has a processor; the others may use theirs until then.
+        seen, left = (int(re.findall(r"\+(\d+)", where)[0]) for where in (row.phase_seen, row.phase_left))
+        assert seen <= left <= seen + 1, row
 
 
 def test_the_cross_section_is_wide() -> None:
