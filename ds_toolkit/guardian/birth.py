@@ -36,7 +36,7 @@ class Birth:
     def now(cls, directory: Path) -> Birth:
         """That of an arena of a run that saves into this directory."""
         earlier = frozenset((manifest.tag, manifest.created_at) for manifest in committed(directory))
-        return cls(_boot_id(), time.monotonic(), earlier)
+        return cls(boot_id(), time.monotonic(), earlier)
 
     def write(self, folder: Path) -> None:
         """Into the folder of the arena, before anybody knows of it.
@@ -64,7 +64,7 @@ class Birth:
             return cls(str(data["boot_id"]), float(data["monotonic_seconds"]), earlier)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             age_seconds = time.time() - folder.stat().st_mtime
-            return cls(_boot_id(), time.monotonic() - age_seconds, frozenset())
+            return cls(boot_id(), time.monotonic() - age_seconds, frozenset())
 
     def age_seconds(self, folder: Path) -> float:
         """How long ago it was; of another boot as the files of the arena's folder say.
@@ -72,7 +72,7 @@ class Birth:
         Raises:
             OSError: the folder is gone.
         """
-        if self.boot_id == _boot_id():
+        if self.boot_id == boot_id():
             return time.monotonic() - self.monotonic_seconds
         return time.time() - (folder / _NAME).stat().st_mtime
 
@@ -81,5 +81,6 @@ class Birth:
         return (manifest.tag, manifest.created_at) in self.earlier
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Of the kernel: another one each time that the host is started."""
     return _BOOT_ID.read_text().strip()

@@ -24,6 +24,15 @@ def process_state(pid: int) -> str:
     return "" if fields is None else fields[0]
 
 
+def parent_of(pid: int) -> int | None:
+    """Process id of a process's parent; None if it has ended.
+
+    Source: proc(5), field 4 of /proc/<pid>/stat.
+    """
+    fields = _stat_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[1])
+
+
 def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat behind the name, which may hold blanks."""
     try:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ds_toolkit.errors import ToolkitError
+from ds_toolkit.guardian.processes import parent_of
 
 POLL_SECONDS = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -117,16 +118,6 @@ class Descendants:
         # Process 1 of a container also gets orphans of others, such as of `docker exec`.
         mark = f"{_MARK}={self._mark}"
         return [pid for pid in _children() if mark in _words(pid, "environ")]
-
-
-def parent_of(pid: int) -> int | None:
-    """Process id of a process's parent; None if it has ended."""
-    try:
-        # Source: proc(5), field 4, counted behind the name, which may hold blanks.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[1])
 
 
 def _children() -> Iterator[int]:

@@ -13,7 +13,7 @@ from ds_toolkit.checkpoint.incident import incidents
 from ds_toolkit.checkpoint.newest import survey
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arenas import arenas
-from ds_toolkit.integrations.descendants import parent_of
+from ds_toolkit.guardian.processes import parent_of
 
 _DEADLINE_SECONDS = 25.0
 

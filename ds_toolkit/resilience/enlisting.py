@@ -19,6 +19,7 @@ from ds_toolkit.config.guard_settings import AUTO, GuardSettings
 from ds_toolkit.env.host_memory import free_memory_bytes
 from ds_toolkit.errors import ToolkitError
 from ds_toolkit.guardian.arena import Arena, Job, arena_root
+from ds_toolkit.guardian.birth import boot_id
 from ds_toolkit.guardian.control import ControlBlock
 from ds_toolkit.guardian.pieces import Coordinates, PieceKind, Sharding
 from ds_toolkit.resilience import agreement
@@ -28,7 +29,6 @@ from ds_toolkit.units import format_bytes
 # Left to the training processes, which need more than they hold after the first step.
 _SPARED_SHARE = 0.1
 _TMPFS = Path("/dev/shm")  # noqa: S108
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def free_bytes(place: Path) -> int:
 def _host() -> tuple[str, str]:
     # Containers of one host may have names alike; those that share /dev/shm share its inode.
     status = _TMPFS.stat()
-    return socket.gethostname(), f"{_BOOT_ID.read_text().strip()}-{status.st_dev}-{status.st_ino}"
+    return socket.gethostname(), f"{boot_id()}-{status.st_dev}-{status.st_ino}"
 
 
 def _coordinates(engine: Any) -> Coordinates:
